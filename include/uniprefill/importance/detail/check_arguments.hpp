@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+/// @file
+/// What the estimator refuses before it writes anything.
+#pragma once
+
+#include <uniprefill/core/batch.hpp>
+#include <uniprefill/core/kv_view.hpp>
+#include <uniprefill/core/mass.hpp>
+#include <uniprefill/core/rows.hpp>
+
+#include <cstdint>
+
+UNIPREFILL_BEGIN_NAMESPACE
+
+namespace detail {
+
+[[nodiscard]] constexpr status require(bool good, status_code code, const char* argument,
+                                       const char* expected, std::int64_t came) noexcept {
+    return good ? success() : failure(code, argument, expected, came);
+}
+
+[[nodiscard]] constexpr status require_pointer(const void* pointer, const char* argument) noexcept {
+    return require(pointer != nullptr, status_code::invalid_argument, argument,
+                   "an array, not a null pointer", 0);
+}
+
+template <class T>
+[[nodiscard]] status check_rows(const head_rows<const T>& rows, std::int32_t num_heads, std::int32_t head_dim,
+                                std::int32_t num_rows, const char* argument,
+                                const char* head_limit) noexcept {
+    constexpr auto invalid = status_code::invalid_argument;
+    UNIPREFILL_TRY(require(rows.num_heads == num_heads, invalid, argument, head_limit, rows.num_heads));
+    UNIPREFILL_TRY(require(rows.head_dim == head_dim, invalid, argument, "limits.head_dim elements of a head",
+                           rows.head_dim));
+    UNIPREFILL_TRY(
+        require(rows.num_rows >= num_rows, invalid, argument, "at least batch.num_rows rows", rows.num_rows));
+    return num_rows > 0 ? require_pointer(rows.data, argument) : success();
+}
+
+/// Views that know their arrays are asked for them; a caller's own view is taken at its word.
+template <class Cache>
+[[nodiscard]] constexpr status check_cache(const Cache&) noexcept {
+    return success();
+}
+template <class T>
+[[nodiscard]] constexpr status check_cache(const no_cache<T>&) noexcept {
+    return failure(status_code::invalid_argument, "keys.cached", "a cache, as cached_lens are not all 0", 0);
+}
+template <class T>
+[[nodiscard]] constexpr status check_cache(const contiguous_cache<T>& cache) noexcept {
+    return require_pointer(cache.data, "keys.cached.data");
+}
+template <class T>
+[[nodiscard]] constexpr status check_cache(const page_table_cache<T>& cache) noexcept {
+    UNIPREFILL_TRY(require(cache.page_tokens >= 1, status_code::invalid_argument, "keys.cached.page_tokens",
+                           ">= 1", cache.page_tokens));
+    UNIPREFILL_TRY(require_pointer(cache.data, "keys.cached.data"));
+    return require_pointer(cache.table, "keys.cached.table");
+}
+template <class T>
+[[nodiscard]] constexpr status check_cache(const csr_page_cache<T>& cache) noexcept {
+    UNIPREFILL_TRY(require(cache.page_tokens >= 1, status_code::invalid_argument, "keys.cached.page_tokens",
+                           ">= 1", cache.page_tokens));
+    UNIPREFILL_TRY(require_pointer(cache.data, "keys.cached.data"));
+    UNIPREFILL_TRY(require_pointer(cache.indptr, "keys.cached.indptr"));
+    return require_pointer(cache.indices, "keys.cached.indices");
+}
+template <class T, class Index>
+[[nodiscard]] constexpr status check_cache(const token_slot_cache<T, Index>& cache) noexcept {
+    UNIPREFILL_TRY(require_pointer(cache.data, "keys.cached.data"));
+    return require_pointer(cache.slots, "keys.cached.slots");
+}
+template <class T>
+[[nodiscard]] constexpr status check_cache(const page_pointer_cache<T>& cache) noexcept {
+    UNIPREFILL_TRY(require(cache.page_tokens >= 1, status_code::invalid_argument, "keys.cached.page_tokens",
+                           ">= 1", cache.page_tokens));
+    return require_pointer(cache.pages, "keys.cached.pages");
+}
+
+/// Blocks that the segments of a batch reach, as block_offset() lays them out.
+[[nodiscard]] inline UNIPREFILL_HOST_API std::int64_t used_blocks(const batch_view& batch,
+                                                                  std::int32_t block_rows) noexcept {
+    if (batch.num_segments == 0) {
+        return 0;
+    }
+    const std::int32_t last = batch.num_segments - 1;
+    const std::int32_t begin = batch.segment_begin(last);
+    return block_offset(last, begin, block_rows) + num_blocks(batch.segment_end(last) - begin, block_rows);
+}
+
+[[nodiscard]] inline UNIPREFILL_HOST_API status check_outputs(const mass_view& out,
+                                                              const head_mass_view& per_head,
+                                                              const batch_view& batch,
+                                                              const limits& bounds) noexcept {
+    constexpr auto invalid = status_code::invalid_argument;
+    const std::int64_t blocks = used_blocks(batch, bounds.block_rows);
+    UNIPREFILL_TRY(
+        require(out.space == memory_space::host, status_code::not_supported, "out.space", "host memory", 1));
+    UNIPREFILL_TRY(require(out.format.fraction_bits == mass_format::of(bounds).fraction_bits, invalid,
+                           "out.format", "mass_format::of(limits)", out.format.fraction_bits));
+    UNIPREFILL_TRY(require(out.num_segments >= batch.num_segments, status_code::out_of_range,
+                           "out.num_segments", ">= batch.num_segments", out.num_segments));
+    UNIPREFILL_TRY(require(out.num_blocks >= blocks, status_code::out_of_range, "out.num_blocks",
+                           "all blocks of the batch", out.num_blocks));
+    if (batch.num_segments > 0) {
+        UNIPREFILL_TRY(require_pointer(out.free, "out.free"));
+        UNIPREFILL_TRY(require_pointer(out.forced, "out.forced"));
+        UNIPREFILL_TRY(require_pointer(out.faults, "out.faults"));
+    }
+    if (per_head.free == nullptr) {
+        return success();
+    }
+    UNIPREFILL_TRY(require_pointer(per_head.forced, "per_head.forced"));
+    UNIPREFILL_TRY(require(per_head.num_heads == bounds.num_heads, invalid, "per_head.num_heads",
+                           "limits.num_heads", per_head.num_heads));
+    return require(per_head.head_stride >= blocks, status_code::out_of_range, "per_head.head_stride",
+                   "all blocks of the batch", per_head.head_stride);
+}
+
+} // namespace detail
+
+UNIPREFILL_END_NAMESPACE
