@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The uniprefill authors
+
+# cmake -P compare_digests.cmake -- PROGRAM...   runs each and demands the same output of all.
+
+math(EXPR last "${CMAKE_ARGC} - 1")
+set(programs 0)
+set(after_dashes FALSE)
+foreach(i RANGE ${last})
+    if(NOT after_dashes)
+        if(CMAKE_ARGV${i} STREQUAL "--")
+            set(after_dashes TRUE)
+        endif()
+        continue()
+    endif()
+    execute_process(COMMAND ${CMAKE_ARGV${i}} RESULT_VARIABLE code OUTPUT_VARIABLE output)
+    message(STATUS "${CMAKE_ARGV${i}}: ${output}")
+    if(NOT code EQUAL 0)
+        message(FATAL_ERROR "${CMAKE_ARGV${i}}: exit code 0 expected, came ${code}")
+    endif()
+    if(programs EQUAL 0)
+        set(wanted "${output}")
+    elseif(NOT output STREQUAL wanted)
+        message(FATAL_ERROR "${CMAKE_ARGV${i}} differs from the first program")
+    endif()
+    math(EXPR programs "${programs} + 1")
+endforeach()
+if(programs LESS 2)
+    message(FATAL_ERROR "at least two programs expected, came ${programs}")
+endif()
