@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+#pragma once
+
+#include <uniprefill/pipeline/policy.hpp>
+#include <uniprefill/select/rule.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace engine {
+
+/// A layer that selects, and by what rule.
+struct layer_rule {
+    std::int32_t layer = 0;
+    uniprefill::selection_rule rule;
+};
+
+/// What is dropped where: all that a policy file says. Counts are rows, which are tokens here.
+struct policy {
+    std::string name;                    ///< at most 200 bytes
+    std::string comment;                 ///< where the figures come from
+    std::int32_t block_rows = 64;        ///< G, 8 to 256
+    std::int32_t num_observations = 128; ///< n, 1 to 512
+    std::int32_t sink = 128;             ///< first positions, never dropped
+    std::int32_t tail = 128;             ///< last rows of each span, never dropped
+    std::int32_t min_length = 0;         ///< shorter prompts are left alone
+    std::int32_t span = 0;               ///< prompt positions decided at once; 0: the whole prompt
+    uniprefill::propagation propagation = uniprefill::propagation::cumulative;
+    std::vector<layer_rule> rules; ///< by rising layer; empty: nothing is ever dropped
+};
+
+/// What tells models apart when a policy is chosen for one.
+struct model_identity {
+    std::string name; ///< `general.name`
+    std::int32_t layers = 0;
+    std::int32_t hidden = 0;
+};
+
+/// p of a top-p rule, the share of other kinds, as the number that it was made from.
+double share_of(const uniprefill::selection_rule& rule);
+
+/// The p of a top-p rule for which nobody chose one: 0.98 where forced rows don't count, 0.99 where they do.
+double default_share(uniprefill::mass_scope scope);
+
+/// Nothing is dropped.
+policy dense();
+
+/// The list for models that nobody has measured: layers 7, 11, 15, ... but not the last, each at
+/// `default_share` of `mass_scope::free`. Fewer than nine layers: empty.
+policy fixed_list(std::int32_t layers);
+
+/// The policy measured on this very model where one ships with the engine, else `fixed_list`.
+policy default_policy(const model_identity& model);
+
+/// Throws `error`, its argument starting with `where`, unless every number is in range and layers rise.
+void check(const policy& checked, const std::string& where);
+
+/// Throws `error` if a rule names a layer that a model of `layers` layers doesn't have.
+void check_layers(const policy& checked, std::int32_t layers, const std::string& where);
+
+/// "top-p", "fixed-ratio", ... and back, as policy files and options spell them. The parsers return false for
+/// any other text.
+const char* name_of(uniprefill::rule_kind kind);
+const char* name_of(uniprefill::mass_scope scope);
+const char* name_of(uniprefill::propagation mode);
+const char* name_of(uniprefill::tie_order ties);
+const char* name_of(uniprefill::crossing crossing);
+bool parse(const std::string& text, uniprefill::rule_kind& kind);
+bool parse(const std::string& text, uniprefill::mass_scope& scope);
+bool parse(const std::string& text, uniprefill::propagation& mode);
+bool parse(const std::string& text, uniprefill::tie_order& ties);
+bool parse(const std::string& text, uniprefill::crossing& crossing);
+
+/// One rule in words: "top-p 0.99, scope free".
+std::string describe(const uniprefill::selection_rule& rule);
+
+} // namespace engine

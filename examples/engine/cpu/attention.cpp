@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+#include "engine/cpu/attention.hpp"
+
+#include "engine/cpu/kernels.hpp"
+#include "engine/cpu/threads.hpp"
+#include "engine/error.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <string>
+
+namespace engine::cpu {
+
+namespace {
+
+constexpr float log2_e = 1.44269504088896340736f;
+constexpr std::int64_t target_rows = 192; // of a query tile, all its heads counted
+constexpr std::size_t packed_bytes_at_once = std::size_t{256} << 20;
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) {
+    return (a + b - 1) / b;
+}
+
+void check_positions(const char* argument, const std::int32_t* positions, std::int64_t rows) {
+    if (rows > 0 && positions == nullptr) throw error(argument, "one position a row", "none");
+    for (std::int64_t i = 1; i < rows; ++i) {
+        if (positions[i] < positions[i - 1]) {
+            throw error(argument, "positions in ascending order",
+                        std::to_string(positions[i]) + " after " + std::to_string(positions[i - 1]) +
+                            " in row " + std::to_string(i));
+        }
+    }
+}
+
+void check(const attention_call& call) {
+    if (call.kv_heads < 1) throw error("kv_heads", "at least 1", std::to_string(call.kv_heads));
+    if (call.query_heads < 1 || call.query_heads % call.kv_heads != 0) {
+        throw error("query_heads", "a multiple of " + std::to_string(call.kv_heads),
+                    std::to_string(call.query_heads));
+    }
+    if (call.head_dim < 1 || call.head_dim > 256)
+        throw error("head_dim", "1 to 256", std::to_string(call.head_dim));
+    if (call.window < 0) throw error("window", "0 or more", std::to_string(call.window));
+    if (call.query_rows < 0) throw error("query_rows", "0 or more", std::to_string(call.query_rows));
+    if (call.key_rows < 0) throw error("key_rows", "0 or more", std::to_string(call.key_rows));
+    check_positions("query_positions", call.query_positions, call.query_rows);
+    check_positions("key_positions", call.key_positions, call.key_rows);
+}
+
+// One row of a KV store as fp32.
+void read_row(const kv_rows& source, std::int64_t row, int head, int dim, float* to) {
+    const std::int64_t slot = source.slots == nullptr ? row : source.slots[row];
+    const std::int64_t offset = slot * source.row_stride + head * source.head_stride;
+    switch (source.type) {
+    case uniprefill::element_type::f32:
+        std::memcpy(to, static_cast<const float*>(source.data) + offset,
+                    static_cast<std::size_t>(dim) * sizeof(float));
+        break;
+    case uniprefill::element_type::bf16: {
+        const auto* from = static_cast<const uniprefill::bfloat16*>(source.data) + offset;
+        for (int c = 0; c < dim; ++c) {
+            to[c] = uniprefill::to_float(from[c]);
+        }
+        break;
+    }
+    case uniprefill::element_type::f16: {
+        const auto* from = static_cast<const uniprefill::half*>(source.data) + offset;
+        for (int c = 0; c < dim; ++c) {
+            to[c] = uniprefill::to_float(from[c]);
+        }
+        break;
+    }
+    }
+}
+
+// What a call comes to, once its sizes are known.
+struct plan {
+    const attention_kernel* kernel;
+    int group;       // query heads that share a KV head
+    int dim;         // padded
+    int tile_blocks; // row blocks of a query tile
+    std::int64_t tile_queries, tile_rows, query_tiles;
+    std::int64_t first_tile, key_tiles; // those that any query sees
+    int heads_at_once;
+};
+
+// What each thread works in.
+struct thread_memory {
+    float *rows, *maximum, *sum, *out;
+    std::int64_t *from, *to;
+    std::byte* queries;
+
+    static std::size_t carve(const plan& p, std::byte* base, thread_memory& to_fill) {
+        const auto rows = static_cast<std::size_t>(p.tile_rows), dim = static_cast<std::size_t>(p.dim);
+        const auto unpacked =
+            static_cast<std::size_t>(std::max(p.kernel->keys_per_tile, p.kernel->rows_per_block));
+        carver from(base);
+        to_fill.rows = from.take<float>(unpacked * dim);
+        to_fill.maximum = from.take<float>(rows);
+        to_fill.sum = from.take<float>(rows * static_cast<std::size_t>(p.kernel->sum_parts));
+        to_fill.out = from.take<float>(rows * dim);
+        to_fill.from = from.take<std::int64_t>(rows);
+        to_fill.to = from.take<std::int64_t>(rows);
+        to_fill.queries = from.take<std::byte>(static_cast<std::size_t>(p.tile_blocks) *
+                                               p.kernel->query_block_bytes(p.dim));
+        return from.used();
+    }
+};
+
+// What they share: by query the keys it sees, and the packed tiles of the heads at work.
+struct shared_memory {
+    std::int64_t *from, *to;
+    std::byte *keys, *values;
+
+    static std::size_t carve(const attention_call& call, const plan& p, std::byte* base,
+                             shared_memory& to_fill) {
+        const auto tiles = static_cast<std::size_t>(p.heads_at_once) * static_cast<std::size_t>(p.key_tiles);
+        carver from(base);
+        to_fill.from = from.take<std::int64_t>(static_cast<std::size_t>(call.query_rows));
+        to_fill.to = from.take<std::int64_t>(static_cast<std::size_t>(call.query_rows));
+        to_fill.keys = from.take<std::byte>(tiles * p.kernel->key_tile_bytes(p.dim));
+        to_fill.values = from.take<std::byte>(tiles * p.kernel->value_tile_bytes(p.dim));
+        return from.used();
+    }
+};
+
+// Keys that query `q` sees: indices [from, to), since positions ascend.
+void find_visible(const attention_call& call, std::int64_t q, std::int64_t& from, std::int64_t& to) {
+    const std::int32_t* begin = call.key_positions;
+    const std::int32_t* end = begin + call.key_rows;
+    const std::int64_t position = call.query_positions[q];
+    to = std::upper_bound(begin, end, position) - begin;
+    from = call.window == 0 ? 0 : std::lower_bound(begin, begin + to, position - call.window + 1) - begin;
+}
+
+plan make_plan(const attention_call& call, const attention_kernel& kernel) {
+    plan p{};
+    p.kernel = &kernel;
+    p.group = call.query_heads / call.kv_heads;
+    p.dim = static_cast<int>(divide_up(call.head_dim, kernel.dim_multiple)) * kernel.dim_multiple;
+    p.tile_queries = std::min(std::max<std::int64_t>(1, target_rows / p.group), call.query_rows);
+    p.tile_blocks = static_cast<int>(divide_up(p.tile_queries * p.group, kernel.rows_per_block));
+    p.tile_rows = static_cast<std::int64_t>(p.tile_blocks) * kernel.rows_per_block;
+    p.query_tiles = divide_up(call.query_rows, p.tile_queries);
+    std::int64_t from = 0, to = 0, unused = 0;
+    find_visible(call, 0, from, unused);
+    find_visible(call, call.query_rows - 1, unused, to);
+    p.first_tile = from / kernel.keys_per_tile;
+    p.key_tiles = std::max<std::int64_t>(0, divide_up(to, kernel.keys_per_tile) - p.first_tile);
+    const std::size_t head_bytes = static_cast<std::size_t>(std::max<std::int64_t>(1, p.key_tiles)) *
+                                   (kernel.key_tile_bytes(p.dim) + kernel.value_tile_bytes(p.dim));
+    p.heads_at_once = static_cast<int>(std::clamp<std::size_t>(packed_bytes_at_once / head_bytes, 1,
+                                                               static_cast<std::size_t>(call.kv_heads)));
+    return p;
+}
+
+void pack_tile(const attention_call& call, const plan& p, int head, std::int64_t tile, float* rows,
+               std::byte* keys, std::byte* values) {
+    const std::int64_t first = (p.first_tile + tile) * p.kernel->keys_per_tile;
+    const std::int64_t count = std::min<std::int64_t>(p.kernel->keys_per_tile, call.key_rows - first);
+    std::memset(rows, 0,
+                static_cast<std::size_t>(p.kernel->keys_per_tile) * static_cast<std::size_t>(p.dim) *
+                    sizeof(float));
+    for (std::int64_t i = 0; i < count; ++i) {
+        read_row(call.keys, first + i, head, call.head_dim, rows + i * p.dim);
+    }
+    p.kernel->pack_keys(rows, p.dim, keys);
+    for (std::int64_t i = 0; i < count; ++i) {
+        read_row(call.values, first + i, head, call.head_dim, rows + i * p.dim);
+    }
+    p.kernel->pack_values(rows, p.dim, values);
+}
+
+// Query tile `tile` of KV head `head`: rows are (query, head of the group), queries first, so that those
+// which see a tile of keys are neighbours.
+void attend_queries(const attention_call& call, const plan& p, const shared_memory& shared,
+                    const thread_memory& own, int head, std::int64_t tile, const std::byte* keys,
+                    const std::byte* values) {
+    const attention_kernel& kernel = *p.kernel;
+    const std::int64_t first_query = tile * p.tile_queries;
+    const std::int64_t queries = std::min(p.tile_queries, call.query_rows - first_query);
+    const std::int64_t rows = queries * p.group;
+    const int blocks = static_cast<int>(divide_up(rows, kernel.rows_per_block));
+    const std::int64_t padded_rows = static_cast<std::int64_t>(blocks) * kernel.rows_per_block;
+    const auto query_of = [&](std::int64_t row) { return first_query + row / p.group; };
+    const auto head_of = [&](std::int64_t row) { return head * p.group + row % p.group; };
+
+    std::fill_n(own.maximum, padded_rows, -std::numeric_limits<float>::infinity());
+    std::fill_n(own.sum, padded_rows * kernel.sum_parts, 0.0f);
+    std::fill_n(own.out, padded_rows * p.dim, 0.0f);
+    const float scale = call.scale * log2_e;
+    for (int block = 0; block < blocks; ++block) {
+        std::fill_n(own.rows, static_cast<std::int64_t>(kernel.rows_per_block) * p.dim, 0.0f);
+        for (int r = 0; r < kernel.rows_per_block; ++r) {
+            const std::int64_t row = static_cast<std::int64_t>(block) * kernel.rows_per_block + r;
+            own.from[row] = row < rows ? shared.from[query_of(row)] : 0;
+            own.to[row] = row < rows ? shared.to[query_of(row)] : 0;
+            if (row >= rows) continue;
+            const float* from =
+                call.queries + query_of(row) * call.query_row_stride + head_of(row) * call.query_head_stride;
+            float* to = own.rows + static_cast<std::int64_t>(r) * p.dim;
+            for (int c = 0; c < call.head_dim; ++c) {
+                to[c] = from[c] * scale;
+            }
+        }
+        kernel.pack_queries(own.rows, p.dim,
+                            own.queries + static_cast<std::size_t>(block) * kernel.query_block_bytes(p.dim));
+    }
+
+    const std::int64_t from = shared.from[first_query] / kernel.keys_per_tile;
+    const std::int64_t to = divide_up(shared.to[first_query + queries - 1], kernel.keys_per_tile);
+    for (std::int64_t key_tile = from; key_tile < to; ++key_tile) {
+        const auto packed = static_cast<std::size_t>(key_tile - p.first_tile);
+        attention_tile work{};
+        work.row_blocks = blocks;
+        work.dim = p.dim;
+        work.queries = own.queries;
+        work.keys = keys + packed * kernel.key_tile_bytes(p.dim);
+        work.values = values + packed * kernel.value_tile_bytes(p.dim);
+        work.first_key = key_tile * kernel.keys_per_tile;
+        work.from = own.from;
+        work.to = own.to;
+        work.maximum = own.maximum;
+        work.sum = own.sum;
+        work.out = own.out;
+        kernel.attend(work);
+    }
+
+    for (std::int64_t row = 0; row < rows; ++row) {
+        float* to_row = call.out + query_of(row) * call.out_row_stride + head_of(row) * call.out_head_stride;
+        float sum = 0;
+        for (int i = 0; i < kernel.sum_parts; ++i) {
+            sum += own.sum[row * kernel.sum_parts + i];
+        }
+        const float factor = own.from[row] < own.to[row] ? 1.0f / sum : 0.0f;
+        for (int c = 0; c < call.head_dim; ++c) {
+            to_row[c] = own.out[row * p.dim + c] * factor;
+        }
+    }
+}
+
+void attend_with(const attention_call& call, scratch& memory, const attention_kernel& kernel) {
+    check(call);
+    if (call.query_rows == 0) return;
+    const plan p = make_plan(call, kernel);
+    thread_memory sized{};
+    const int threads = max_threads();
+    memory.reserve_threads(threads, thread_memory::carve(p, nullptr, sized));
+    shared_memory shared{};
+    std::byte* base = memory.shared(shared_memory::carve(call, p, nullptr, shared));
+    shared_memory::carve(call, p, base, shared);
+    for (std::int64_t q = 0; q < call.query_rows; ++q) {
+        find_visible(call, q, shared.from[q], shared.to[q]);
+    }
+    const std::size_t key_bytes = kernel.key_tile_bytes(p.dim), value_bytes = kernel.value_tile_bytes(p.dim);
+    const auto keys_of = [&](std::int64_t head) {
+        return shared.keys + static_cast<std::size_t>(head * p.key_tiles) * key_bytes;
+    };
+    const auto values_of = [&](std::int64_t head) {
+        return shared.values + static_cast<std::size_t>(head * p.key_tiles) * value_bytes;
+    };
+#pragma omp parallel num_threads(threads)
+    {
+        thread_memory own{};
+        thread_memory::carve(p, memory.own(this_thread()), own);
+        for (int first_head = 0; first_head < call.kv_heads; first_head += p.heads_at_once) {
+            const int heads = std::min(p.heads_at_once, call.kv_heads - first_head);
+#pragma omp for schedule(static)
+            for (std::int64_t item = 0; item < heads * p.key_tiles; ++item) {
+                const std::int64_t head = item / p.key_tiles, tile = item % p.key_tiles;
+                pack_tile(call, p, first_head + static_cast<int>(head), tile, own.rows,
+                          keys_of(head) + static_cast<std::size_t>(tile) * key_bytes,
+                          values_of(head) + static_cast<std::size_t>(tile) * value_bytes);
+            }
+            // The last tiles see the most keys: they go first, so that the threads end together.
+#pragma omp for schedule(dynamic, 1)
+            for (std::int64_t item = 0; item < heads * p.query_tiles; ++item) {
+                const std::int64_t head = item % heads, tile = p.query_tiles - 1 - item / heads;
+                attend_queries(call, p, shared, own, first_head + static_cast<int>(head), tile, keys_of(head),
+                               values_of(head));
+            }
+        }
+    }
+}
+
+} // namespace
+
+void attend(const attention_call& call, scratch& memory) {
+    const arithmetic kind = resolve(call.kind);
+    attend_with(call, memory,
+                kind == arithmetic::fp32 ? attention_for(best_simd())
+                                         : amx_attention(kind == arithmetic::bf16x3));
+}
+
+void attend_fp32(const attention_call& call, scratch& memory, simd_level level) {
+    attend_with(call, memory, attention_for(level));
+}
+
+} // namespace engine::cpu

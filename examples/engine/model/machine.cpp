@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+#include "engine/model/machine.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+namespace engine {
+
+using uniprefill::throw_if_failed;
+
+namespace {
+
+std::vector<float> rows_of(std::int64_t rows, std::int64_t columns) {
+    return std::vector<float>(static_cast<std::size_t>(rows * columns));
+}
+
+/// Rows of @p columns elements, of which the first @p used are moved.
+uniprefill::byte_rows bytes_of(std::vector<float>& rows, std::int64_t columns, std::int64_t used,
+                               std::int64_t count) {
+    return {rows.data(), columns * std::int64_t{sizeof(float)}, used * std::int64_t{sizeof(float)},
+            static_cast<std::int32_t>(count)};
+}
+
+} // namespace
+
+template <class Ops>
+basic_machine<Ops>::basic_machine(basic_session<Ops>& session, const step_plan& plan)
+    : session_(session)
+    , plan_(plan)
+    , config_(session.model().config())
+    , step_(session.policy())
+    , scratch_(session.policy().workspace_bytes())
+    , q_elements_(std::int64_t{config_.heads} * config_.head_dim)
+    , kv_elements_(std::int64_t{config_.kv_heads} * config_.head_dim)
+    , qkv_elements_(q_elements_ + 2 * kv_elements_)
+    , cached_lens_(plan.requests().size())
+    , records_(static_cast<std::size_t>(config_.layers))
+    , dropped_at_(static_cast<std::size_t>(plan.num_rows()), -1) {
+    const std::int64_t rows = plan.num_rows();
+    const bool revives = session.options().propagation == uniprefill::propagation::revive;
+    throw_if_failed(step_.begin(plan.batch(), scratch_.workspace()));
+    working_ = rows_of(rows, config_.hidden);
+    full_ = rows_of(revives ? rows : 0, config_.hidden);
+    hidden_rows_ = {bytes_of(working_, config_.hidden, config_.hidden, rows),
+                    bytes_of(full_, config_.hidden, config_.hidden, revives ? rows : 0)};
+    session.model().embed(plan.tokens(), hidden());
+    normed_ = rows_of(rows, config_.hidden);
+    qkv_ = rows_of(rows, qkv_elements_);
+    attended_ = rows_of(rows, q_elements_);
+    gate_up_ = rows_of(rows, 2 * std::int64_t{config_.ffn});
+    activated_ = rows_of(rows, config_.ffn);
+    throw_if_failed(session.drops().begin_step(plan.batch(), plan.ids().data(), ledger_step_));
+}
+
+template <class Ops>
+basic_machine<Ops>::~basic_machine() {
+    if (ledger_step_.open()) {
+        // Can only fail on a step that isn't open. What was written to the cache lies beyond the lengths that
+        // the ledger tells, and the next write goes over it.
+        static_cast<void>(session_.drops().abort_step(ledger_step_));
+    }
+}
+
+template <class Ops>
+bool basic_machine<Ops>::advance() {
+    const auto start = std::chrono::steady_clock::now();
+    const segment running = next_;
+    const std::int32_t layer = layer_;
+    switch (running) {
+    case segment::project_qkv:
+        project_qkv();
+        next_ = segment::decide;
+        break;
+    case segment::decide:
+        decide();
+        next_ = segment::attend;
+        break;
+    case segment::attend:
+        attend();
+        next_ = segment::project_output;
+        break;
+    case segment::project_output:
+        project_output();
+        next_ = segment::gate_up;
+        break;
+    case segment::gate_up:
+        gate_up();
+        next_ = segment::down;
+        break;
+    case segment::down:
+        down();
+        ++layer_;
+        next_ = layer_ < config_.layers ? segment::project_qkv : segment::logits;
+        break;
+    case segment::logits:
+        project_logits();
+        throw_if_failed(session_.drops().commit_step(ledger_step_));
+        next_ = segment::done;
+        break;
+    case segment::done:
+        return false;
+    }
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    seconds_ += seconds;
+    if (running != segment::logits) {
+        records_[static_cast<std::size_t>(layer)].seconds += seconds;
+    }
+    return next_ != segment::done;
+}
+
+template <class Ops>
+void basic_machine<Ops>::project_qkv() {
+    Ops& ops = session_.ops();
+    const auto& weights = session_.model().layers()[static_cast<std::size_t>(layer_)];
+    throw_if_failed(step_.enter(layer_, &hidden_rows_, 1));
+    const uniprefill::batch_view rows = step_.rows();
+    now().rows_in = rows.num_rows;
+
+    ops.rms_norm(hidden(), weights.attention_norm.data(), config_.rms_epsilon, rows.num_rows, config_.hidden,
+                 normed_.data());
+    ops.multiply(weights.qkv, normed_.data(), rows.num_rows, qkv_.data());
+    // q and k of a row lie side by side, so one call rotates both.
+    ops.rope(qkv_.data(), qkv_elements_, config_.head_dim, config_.heads + config_.kv_heads, rows.num_rows,
+             rows.positions, session_.model().rope());
+
+    auto& ledger = session_.drops();
+    throw_if_failed(ledger.append(ledger_step_, layer_, rows));
+    throw_if_failed(ledger.cached_lens(ledger_step_, layer_, cached_lens_.data(),
+                                       static_cast<std::int32_t>(cached_lens_.size())));
+    for (std::int32_t r = 0; r < rows.num_requests; ++r) {
+        const std::int64_t first = rows.cu_seqlens[r];
+        const float* k = qkv_.data() + first * qkv_elements_ + q_elements_;
+        session_.cache().write(layer_, plan_.ids()[static_cast<std::size_t>(r)],
+                               cached_lens_[static_cast<std::size_t>(r)], k, k + kv_elements_,
+                               rows.cu_seqlens[r + 1] - first, qkv_elements_);
+    }
+}
+
+template <class Ops>
+void basic_machine<Ops>::decide() {
+    decided_ = uniprefill::selection{};
+    if (!session_.policy().selects(layer_)) {
+        return;
+    }
+    const uniprefill::batch_view rows = step_.rows();
+    std::vector<const void*> cached;
+    for (std::int32_t r = 0; r < rows.num_requests; ++r) {
+        cached.push_back(session_.cache().rows(layer_, plan_.ids()[static_cast<std::size_t>(r)]).k);
+    }
+    uniprefill::page_pointer_cache<float> cache;
+    cache.pages = cached.data();
+    cache.table_stride = 1;
+    cache.page_tokens = std::numeric_limits<std::int32_t>::max();
+    cache.token_stride = kv_elements_;
+    cache.head_stride = config_.head_dim;
+    const uniprefill::head_rows<const float> q{qkv_.data(),   qkv_elements_, config_.head_dim,
+                                               rows.num_rows, config_.heads, config_.head_dim};
+    const uniprefill::head_rows<const float> k{qkv_.data() + q_elements_, qkv_elements_,
+                                               config_.head_dim,          rows.num_rows,
+                                               config_.kv_heads,          config_.head_dim};
+    throw_if_failed(step_.decide(
+        layer_, q, uniprefill::key_source<float, uniprefill::page_pointer_cache<float>>{k, cache},
+        uniprefill::attention_params{}, cached_lens_.data(), decided_));
+    if (decided_.identity) {
+        return;
+    }
+    record(decided_, rows);
+    if (!session_.options().decide_after_attention) {
+        const auto queries = bytes_of(qkv_, qkv_elements_, q_elements_, rows.num_rows);
+        throw_if_failed(uniprefill::compact(decided_, queries, queries, {}));
+        leave(decided_);
+    }
+}
+
+template <class Ops>
+void basic_machine<Ops>::leave(const uniprefill::selection& decided) {
+    throw_if_failed(step_.leave(decided, &hidden_rows_, 1));
+}
+
+template <class Ops>
+void basic_machine<Ops>::record(const uniprefill::selection& decided, const uniprefill::batch_view& before) {
+    layer_record& into = now();
+    into.selected = true;
+    into.outcomes.assign(decided.outcomes, decided.outcomes + decided.num_segments);
+    const uniprefill::row_map map = step_.map();
+    for (std::int32_t row = 0; row < before.num_rows; ++row) {
+        const std::int32_t original = map.identity ? row : map.kept_to_old[row];
+        dropped_at_[static_cast<std::size_t>(original)] = decided.old_to_kept[row] < 0 ? layer_ : -1;
+    }
+    for (std::int32_t s = 0; s < before.num_segments; ++s) {
+        const std::int32_t request = before.request_of(s);
+        const std::int32_t context =
+            cached_lens_[static_cast<std::size_t>(request)] - before.cu_seqlens[request];
+        const std::int32_t begin =
+            std::max(before.segment_begin(s), before.segment_end(s) - session_.options().num_observations);
+        for (std::int32_t row = begin; row < before.segment_end(s); ++row) {
+            into.estimator_pairs += context + row + 1;
+        }
+    }
+    const uniprefill::mass_view& masses = step_.masses();
+    const std::int32_t first = before.segment_begin(0);
+    const std::int64_t offset = uniprefill::block_offset(0, first, decided.block_rows);
+    const std::int32_t blocks = uniprefill::num_blocks(before.segment_end(0) - first, decided.block_rows);
+    double total = 0;
+    for (std::int64_t b = offset; b < offset + blocks; ++b) {
+        const std::int32_t begin = first + static_cast<std::int32_t>(b - offset) * decided.block_rows;
+        const std::int32_t end = std::min(begin + decided.block_rows, before.segment_end(0));
+        bool forced = true;
+        for (std::int32_t row = begin; row < end; ++row) {
+            forced = forced && uniprefill::is_forced_row(before, 0, row);
+        }
+        into.block_mass.push_back(static_cast<double>(masses.free[b]) +
+                                  static_cast<double>(masses.forced[b]));
+        into.block_first_position.push_back(before.positions[begin]);
+        into.block_kept.push_back(decided.keeps_block(b));
+        into.block_forced.push_back(forced);
+        total += into.block_mass.back();
+    }
+    for (double& mass : into.block_mass) {
+        mass = total > 0 ? mass / total : 0;
+    }
+}
+
+template <class Ops>
+void basic_machine<Ops>::attend() {
+    const uniprefill::batch_view rows = step_.rows();
+    for (std::int32_t r = 0; r < rows.num_requests; ++r) {
+        const std::int32_t id = plan_.ids()[static_cast<std::size_t>(r)];
+        uniprefill::held_rows held;
+        throw_if_failed(session_.drops().rows_of(id, layer_, held));
+        key_positions_.resize(static_cast<std::size_t>(held.length()));
+        held.copy_positions(0, key_positions_.data(), held.length());
+        const kv_sequence kv = session_.cache().rows(layer_, id);
+        const std::int64_t first = rows.cu_seqlens[r];
+
+        typename Ops::attention_call call;
+        call.query_heads = config_.heads;
+        call.kv_heads = config_.kv_heads;
+        call.head_dim = config_.head_dim;
+        call.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
+        call.query_rows = rows.cu_seqlens[r + 1] - first;
+        call.query_positions = rows.positions + first;
+        call.queries = qkv_.data() + first * qkv_elements_;
+        call.query_row_stride = qkv_elements_;
+        call.query_head_stride = config_.head_dim;
+        call.key_rows = held.length();
+        call.key_positions = key_positions_.data();
+        call.keys = {kv.k, uniprefill::element_type::f32, kv.row_stride, kv.head_stride, nullptr};
+        call.values = {kv.v, uniprefill::element_type::f32, kv.row_stride, kv.head_stride, nullptr};
+        call.out = attended_.data() + first * q_elements_;
+        call.out_row_stride = q_elements_;
+        call.out_head_stride = config_.head_dim;
+        session_.ops().attend(call);
+        for (std::int64_t row = first; row < rows.cu_seqlens[r + 1]; ++row) {
+            now().pairs += held.rows_below(rows.positions[row] + 1);
+        }
+    }
+    if (session_.options().decide_after_attention && !decided_.identity) {
+        const auto outputs = bytes_of(attended_, q_elements_, q_elements_, rows.num_rows);
+        throw_if_failed(uniprefill::compact(decided_, outputs, outputs, {}));
+        leave(decided_);
+    }
+    now().rows_kept = num_rows();
+}
+
+template <class Ops>
+void basic_machine<Ops>::project_output() {
+    const auto& weights = session_.model().layers()[static_cast<std::size_t>(layer_)];
+    session_.ops().multiply_add(weights.output, attended_.data(), num_rows(), hidden());
+}
+
+template <class Ops>
+void basic_machine<Ops>::gate_up() {
+    const auto& weights = session_.model().layers()[static_cast<std::size_t>(layer_)];
+    Ops& ops = session_.ops();
+    ops.rms_norm(hidden(), weights.ffn_norm.data(), config_.rms_epsilon, num_rows(), config_.hidden,
+                 normed_.data());
+    ops.multiply(weights.gate_up, normed_.data(), num_rows(), gate_up_.data());
+    ops.swiglu(gate_up_.data(), num_rows(), config_.ffn, activated_.data());
+}
+
+template <class Ops>
+void basic_machine<Ops>::down() {
+    const auto& weights = session_.model().layers()[static_cast<std::size_t>(layer_)];
+    session_.ops().multiply_add(weights.down, activated_.data(), num_rows(), hidden());
+}
+
+template <class Ops>
+void basic_machine<Ops>::project_logits() {
+    const auto wanted = static_cast<std::int64_t>(plan_.logits_rows().size());
+    if (wanted == 0) {
+        return;
+    }
+    std::vector<float> rows = rows_of(wanted, config_.hidden);
+    const uniprefill::row_map map = step_.map();
+    for (std::int64_t i = 0; i < wanted; ++i) {
+        std::int64_t row = plan_.logits_rows()[static_cast<std::size_t>(i)];
+        if (!map.identity) { // rows asked for are forced, so they are there
+            row = std::lower_bound(map.kept_to_old, map.kept_to_old + map.num_kept, row) - map.kept_to_old;
+        }
+        std::copy_n(hidden() + row * config_.hidden, config_.hidden, rows.data() + i * config_.hidden);
+    }
+    Ops& ops = session_.ops();
+    ops.rms_norm(rows.data(), session_.model().output_norm().data(), config_.rms_epsilon, wanted,
+                 config_.hidden, rows.data());
+    logits_ = rows_of(wanted, config_.vocab);
+    ops.multiply(session_.model().head(), rows.data(), wanted, logits_.data());
+}
+
+template class basic_machine<cpu_ops>;
+
+} // namespace engine

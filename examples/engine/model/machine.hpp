@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+#pragma once
+
+#include "engine/model/session.hpp"
+#include "engine/model/step_plan.hpp"
+
+#include <cstdint>
+#include <vector>
+
+namespace engine {
+
+/// The pieces that a step advances by. Between two of them a step may be parked, or another one run.
+enum class segment {
+    project_qkv,    ///< norm, q, k and v of the rows that enter the layer, RoPE, keys and values written
+    decide,         ///< at selecting layers: which rows go on
+    attend,         ///< the rows that go on
+    project_output, ///< and residual
+    gate_up,        ///< norm, gate and up, activation
+    down,           ///< and residual
+    logits,         ///< of the rows that the plan asks for
+    done,
+};
+
+/// What one layer did in a step.
+struct layer_record {
+    std::int64_t rows_in = 0;   ///< rows whose keys were written
+    std::int64_t rows_kept = 0; ///< rows that entered output projection and MLP
+    std::int64_t pairs = 0;     ///< (query, key) pairs that attention scored, of one head
+    double seconds = 0;
+    bool selected = false;                             ///< whether a decision was taken, and then:
+    std::vector<uniprefill::segment_outcome> outcomes; // [num_segments]
+    std::int64_t estimator_pairs = 0; ///< (query, key) pairs that the estimator scored, of one head
+    /// Blocks of the first segment.
+    std::vector<double> block_mass;                 ///< share of all mass, forced rows included
+    std::vector<std::int32_t> block_first_position; ///< original position of the first row
+    std::vector<bool> block_kept;                   ///< every row of it goes on
+    std::vector<bool> block_forced;                 ///< no row of it could have been dropped
+};
+
+/// A step through the model: one forward pass over the rows of a plan, advanced by its caller segment by
+/// segment.
+///
+/// The ledger's step is open from construction to the last segment; a machine that is destroyed before leaves
+/// the ledger as it was.
+template <class Ops>
+class basic_machine {
+  public:
+    /// Throws `error` or `uniprefill::error` where the plan doesn't fit the session; nothing has changed
+    /// then.
+    basic_machine(basic_session<Ops>& session, const step_plan& plan);
+    ~basic_machine();
+    basic_machine(const basic_machine&) = delete;
+    basic_machine& operator=(const basic_machine&) = delete;
+
+    segment next() const { return next_; }
+    std::int32_t layer() const { return layer_; }
+    /// Runs one segment. @return false when there is none left
+    bool advance();
+    void run() {
+        while (advance()) {
+        }
+    }
+
+    /// Logits of plan.logits_rows(), dense [rows, vocab]; after the last segment.
+    const std::vector<float>& logits() const { return logits_; }
+    const std::vector<layer_record>& layers() const { return records_; }
+    /// By row of the plan: the last layer that dropped it, -1 where it is alive.
+    const std::vector<std::int32_t>& dropped_at() const { return dropped_at_; }
+    double seconds() const { return seconds_; }
+
+  private:
+    void project_qkv();
+    void decide();
+    void attend();
+    void project_output();
+    void gate_up();
+    void down();
+    void project_logits();
+    void leave(const uniprefill::selection& decided);
+    void record(const uniprefill::selection& decided, const uniprefill::batch_view& before);
+    std::int64_t num_rows() const { return step_.rows().num_rows; }
+    float* hidden() const { return static_cast<float*>(step_.rows_of(hidden_rows_).data); }
+    layer_record& now() { return records_[static_cast<std::size_t>(layer_)]; }
+
+    basic_session<Ops>& session_;
+    const step_plan& plan_;
+    const llama_config& config_;
+    uniprefill::prefill_step<uniprefill::default_policy<uniprefill::dynamic, uniprefill::dynamic>,
+                             typename Ops::backend>
+        step_;
+    library_memory scratch_; ///< of its own, so that several steps can be on their way
+    uniprefill::ledger_step ledger_step_;
+    std::int32_t layer_ = 0;
+    segment next_ = segment::project_qkv;
+    uniprefill::selection decided_{}; ///< of this layer, where it is carried out after attention
+
+    std::int64_t q_elements_;
+    std::int64_t kv_elements_;
+    std::int64_t qkv_elements_;
+    std::vector<float> working_; // [rows, hidden]
+    std::vector<float> full_;    // [rows, hidden] under revival
+    uniprefill::row_tensor hidden_rows_{};
+    std::vector<float> normed_;    // [rows, hidden]
+    std::vector<float> qkv_;       // [rows, q | k | v]
+    std::vector<float> attended_;  // [rows, heads * head_dim]
+    std::vector<float> gate_up_;   // [rows, 2 * ffn]
+    std::vector<float> activated_; // [rows, ffn]
+    std::vector<std::int32_t> cached_lens_;
+    std::vector<std::int32_t> key_positions_;
+
+    std::vector<layer_record> records_;
+    std::vector<std::int32_t> dropped_at_;
+    std::vector<float> logits_;
+    double seconds_ = 0;
+};
+
+using cpu_machine = basic_machine<cpu_ops>;
+
+} // namespace engine

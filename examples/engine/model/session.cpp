@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+#include "engine/model/session.hpp"
+
+#include <utility>
+
+namespace engine {
+
+namespace {
+
+uniprefill::limits step_limits(const llama_config& config, const session_options& options) {
+    uniprefill::limits bounds;
+    bounds.max_requests = options.max_requests;
+    bounds.max_segments = options.max_segments;
+    bounds.max_rows = options.max_step_rows;
+    bounds.max_cached_tokens = options.max_requests * options.max_tokens;
+    bounds.num_layers = config.layers;
+    bounds.num_heads = config.heads;
+    bounds.num_kv_heads = config.kv_heads;
+    bounds.head_dim = config.head_dim;
+    bounds.block_rows = options.block_rows;
+    bounds.num_observations = options.num_observations;
+    return bounds;
+}
+
+} // namespace
+
+template <class Ops>
+basic_session<Ops>::basic_session(const basic_weights<Ops>& model, Ops& ops, session_options options)
+    : model_(model)
+    , ops_(ops)
+    , options_(std::move(options))
+    , cache_(model.config().layers, options_.max_requests, model.config().kv_heads, model.config().head_dim) {
+    using uniprefill::throw_if_failed;
+    const llama_config& config = model.config();
+    const auto num_selecting = static_cast<std::int32_t>(options_.selecting.size());
+    sparsifier_ = std::make_unique<sparsifier>(
+        step_limits(config, options_),
+        uniprefill::sparsifier_options<uniprefill::selection_rule>{options_.selecting.data(), num_selecting,
+                                                                   options_.propagation, options_.observer});
+    throw_if_failed(sparsifier_->check());
+
+    const bool nested = options_.propagation == uniprefill::propagation::cumulative;
+    std::vector<std::int32_t> selecting;
+    for (const auto& layer : options_.selecting) {
+        selecting.push_back(layer.layer);
+    }
+    std::vector<std::int32_t> layer_sets(static_cast<std::size_t>(config.layers));
+    uniprefill::ledger_limits bounds;
+    bounds.max_requests = options_.max_requests;
+    bounds.max_tokens = options_.max_tokens;
+    bounds.num_layers = config.layers;
+    bounds.relation = nested ? uniprefill::set_relation::nested : uniprefill::set_relation::independent;
+    const auto assign_sets = nested ? uniprefill::cumulative_layer_sets : uniprefill::revived_layer_sets;
+    throw_if_failed(
+        assign_sets(selecting.data(), num_selecting, config.layers, layer_sets.data(), bounds.num_sets));
+    throw_if_failed(uniprefill::validate(bounds));
+    ledger_memory_ = std::make_unique<library_memory>(ledger::state_bytes(bounds));
+    throw_if_failed(ledger_.bind(bounds, layer_sets.data(), ledger_memory_->data(), ledger_memory_->bytes()));
+}
+
+template <class Ops>
+void basic_session<Ops>::release(std::int32_t id) {
+    uniprefill::throw_if_failed(ledger_.release(id));
+    cache_.release(id);
+}
+
+template class basic_session<cpu_ops>;
+
+} // namespace engine

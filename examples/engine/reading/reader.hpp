@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+#pragma once
+
+#include "engine/app/policy.hpp"
+#include "engine/model/machine.hpp"
+#include "engine/model/session.hpp"
+#include "engine/model_file/tokenizer.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace engine {
+
+/// A model file opened, checked and packed for the CPU.
+class loaded_model {
+  public:
+    loaded_model(const std::string& path, cpu_ops::arithmetic kind)
+        : file_(gguf::open(path))
+        , words_(file_)
+        , ops_(kind)
+        , weights_(file_, ops_.kind()) {}
+
+    const tokenizer& words() const { return words_; }
+    const cpu_weights& weights() const { return weights_; }
+    const llama_config& config() const { return weights_.config(); }
+    cpu_ops& ops() { return ops_; }
+    model_identity identity() const { return {weights_.name(), config().layers, config().hidden}; }
+
+  private:
+    gguf file_;
+    tokenizer words_;
+    cpu_ops ops_;
+    cpu_weights weights_;
+};
+
+/// One prompt read under one policy, and what follows it.
+class reader {
+  public:
+    /// Called between segments with the share of the layers that are done.
+    using progress_call = std::function<void(double)>;
+
+    /// @param following  tokens that may be fed after the prompt
+    reader(loaded_model& model, const policy& policy, std::int32_t prompt, std::int32_t following,
+           bool decide_after_attention = false);
+
+    /// Reads the prompt; the logits of its last row are in logits().
+    void prefill(const std::vector<std::int32_t>& tokens, const progress_call& progress = {});
+    /// Feeds tokens at once; logits() has a row for each.
+    void feed(const std::vector<std::int32_t>& tokens);
+    /// Feeds tokens as generated ones are, one step each; logits() has the last one's row.
+    void feed_one(std::int32_t token);
+    /// Forgets what came after the prompt.
+    void back_to_prompt();
+
+    const std::vector<float>& logits() const { return logits_; }
+    /// From tokens in to the first logits.
+    double prefill_seconds() const { return prefill_seconds_; }
+    /// Of the prefill.
+    const std::vector<layer_record>& layers() const { return layers_; }
+    /// By prompt token: the last layer that dropped it, -1 where none did.
+    const std::vector<std::int32_t>& dropped_at() const { return dropped_at_; }
+    cpu_session& session() { return session_; }
+
+  private:
+    void step(uniprefill::request_tag tag, const std::vector<std::int32_t>& tokens, bool every_row,
+              const progress_call& progress);
+
+    policy policy_;
+    std::int32_t prompt_;
+    std::int32_t length_ = 0; ///< positions fed so far
+    cpu_session session_;
+    std::vector<float> logits_;
+    std::vector<layer_record> layers_;
+    std::vector<std::int32_t> dropped_at_;
+    double prefill_seconds_ = 0;
+};
+
+/// Rows entering output projection and MLP, averaged over layers, as a share of `tokens`.
+double share_of_rows(const std::vector<layer_record>& layers, std::int32_t tokens);
+/// (query, key) pairs that attention scored, averaged over layers, as a share of those of a dense prefill.
+double share_of_pairs(const std::vector<layer_record>& layers, std::int32_t tokens);
+/// Pairs that the estimator scored, as a share of the same.
+double share_of_estimator_pairs(const std::vector<layer_record>& layers, std::int32_t tokens);
+
+} // namespace engine
