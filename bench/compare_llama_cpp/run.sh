@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The uniprefill authors
+#
+# Time to first token on this machine: llama.cpp (built from source for this processor, the best of its settings) against
+# the example engine, dense and sparsified, on the same file, text and number of threads.
+#   bench/compare_llama_cpp/run.sh [--threads T] [--text-file FILE] [--repeats R] [--out FILE]
+# Builds llama-cpp-python in the cache folder the first time, which takes several minutes. LLAMA_PYTHON names a Python that
+# has it already.
+set -euo pipefail
+
+readonly version=0.3.36
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+cache=${UNIPREFILL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/uniprefill}
+
+threads=$(nproc)
+text=/usr/share/common-licenses/GPL-3
+repeats=1
+out=$root/bench/results/compare_llama_cpp.json
+while [ $# -gt 0 ]; do
+    if [ $# -lt 2 ]; then
+        echo "run.sh: $1: expected a value after it, came none" >&2
+        exit 2
+    fi
+    case $1 in
+        --threads) threads=$2 ;;
+        --text-file) text=$2 ;;
+        --repeats) repeats=$2 ;;
+        --out) out=$2 ;;
+        *)
+            echo "run.sh: option: expected --threads, --text-file, --repeats or --out, came $1" >&2
+            exit 2
+            ;;
+    esac
+    shift 2
+done
+
+python=${LLAMA_PYTHON:-$cache/llama-cpp-python-$version/bin/python}
+if ! "$python" -c "import llama_cpp" 2>/dev/null; then
+    if [ -n "${LLAMA_PYTHON:-}" ]; then
+        echo "run.sh: LLAMA_PYTHON: expected a Python with llama_cpp, came $LLAMA_PYTHON" >&2
+        exit 2
+    fi
+    echo "Building llama-cpp-python $version for this processor" >&2
+    python3 -m venv "$cache/llama-cpp-python-$version"
+    CMAKE_ARGS="-DGGML_NATIVE=ON" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) "$python" -m pip install --quiet \
+        --no-binary llama-cpp-python "llama-cpp-python==$version"
+fi
+
+model=$("$root/examples/engine/get_model.sh")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$root/examples/engine/run.sh" compare --model "$model" --text-file "$text" --threads "$threads" --out "$work" >&2
+commit=$(git -C "$root" rev-parse HEAD 2>/dev/null || echo unknown)
+git -C "$root" diff --quiet HEAD 2>/dev/null || commit="$commit with changes"
+"$python" "$here/time_to_first_token.py" --model "$model" --text-file "$text" --threads "$threads" --repeats "$repeats" \
+    --report "$work/report.json" --commit "$commit" --out "$out"

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+// What dropping tokens does to a real model's answers: each rule on each window, compared with the dense run.
+// Results are written after every window, and windows that a results file already holds are not run again.
+
+#include "quality/rules.hpp"
+#include "quality/windows.hpp"
+
+#include "engine/app/host_info.hpp"
+#include "engine/app/policy_file.hpp"
+#include "engine/app/quality.hpp"
+#include "engine/cpu/threads.hpp"
+#include "engine/error.hpp"
+#include "engine/reading/reader.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace {
+
+using json = nlohmann::ordered_json;
+
+struct arguments {
+    std::string model;
+    std::string data;
+    std::string out = "quality.json";
+    std::string commit;
+    std::vector<std::string> policy_files;
+    engine::cpu::arithmetic kind = engine::cpu::arithmetic::automatic;
+};
+
+arguments parse(int argc, char** argv) {
+    arguments made;
+    for (int i = 1; i < argc; i += 2) {
+        const std::string name = argv[i];
+        if (i + 1 == argc) throw engine::error(name, "a value after it", "none");
+        const std::string value = argv[i + 1];
+        if (name == "--model") {
+            made.model = value;
+        } else if (name == "--data") {
+            made.data = value;
+        } else if (name == "--out") {
+            made.out = value;
+        } else if (name == "--commit") {
+            made.commit = value;
+        } else if (name == "--policy") {
+            made.policy_files.push_back(value);
+        } else if (name == "--arithmetic") {
+            using engine::cpu::arithmetic;
+            bool known = false;
+            for (const auto kind :
+                 {arithmetic::automatic, arithmetic::fp32, arithmetic::bf16x3, arithmetic::bf16}) {
+                if (value == engine::cpu::name(kind)) {
+                    made.kind = kind;
+                    known = true;
+                }
+            }
+            if (!known) throw engine::error(name, "auto, fp32, bf16x3 or bf16", value);
+        } else {
+            throw engine::error("argument", "--model --data --out --commit --policy --arithmetic", name);
+        }
+    }
+    if (made.model.empty() || made.data.empty())
+        throw engine::error("--model and --data", "both", "one or none");
+    return made;
+}
+
+/// Logits of the prompt's last row and of the fed rows.
+std::vector<float> answers(engine::reader& pass, const quality_bench::window& window) {
+    pass.prefill(window.prompt);
+    std::vector<float> logits = pass.logits();
+    pass.feed(window.fed);
+    logits.insert(logits.end(), pass.logits().begin(), pass.logits().end());
+    return logits;
+}
+
+json measure(engine::loaded_model& model, const quality_bench::window& window,
+             const std::vector<quality_bench::rule>& rules) {
+    using quality_bench::fed_tokens;
+    using quality_bench::prompt_tokens;
+    engine::reader dense(model, engine::dense(), prompt_tokens, fed_tokens);
+    const std::vector<float> expected = answers(dense, window);
+    json result{
+        {"stream", window.stream}, {"window", window.index}, {"dense_nll_expected", window.dense_nll}};
+    for (const auto& rule : rules) {
+        engine::reader ours(model, rule.policy, prompt_tokens, fed_tokens);
+        const std::vector<float> logits = answers(ours, window);
+        const engine::quality q = engine::compare_logits(expected.data(), logits.data(), fed_tokens + 1,
+                                                         model.config().vocab, window.fed);
+        result["dense_nll"] = q.dense_nll;
+        result["rules"][rule.name] = {
+            {"kl_mean", q.kl_mean},
+            {"kl_max", q.kl_max},
+            {"agree", q.agree},
+            {"sure", q.agree_sure},
+            {"dnll", q.dnll},
+            {"lin", engine::share_of_rows(ours.layers(), prompt_tokens)},
+            {"att", engine::share_of_pairs(ours.layers(), prompt_tokens)},
+            {"estimator", engine::share_of_estimator_pairs(ours.layers(), prompt_tokens)},
+        };
+    }
+    return result;
+}
+
+double mean(const std::vector<double>& values) {
+    double sum = 0;
+    for (const double value : values) {
+        sum += value;
+    }
+    return values.empty() ? 0 : sum / static_cast<double>(values.size());
+}
+
+json summarise(const json& windows, const quality_bench::rule& rule) {
+    std::map<std::string, std::vector<double>> columns;
+    for (const auto& window : windows) {
+        const json& row = window["rules"][rule.name];
+        for (const char* name : {"kl_mean", "agree", "sure", "dnll", "lin", "att"}) {
+            if (row[name].is_number()) columns[name].push_back(row[name]);
+        }
+        columns[window["stream"]].push_back(row["kl_mean"]);
+    }
+    std::vector<double> kl = columns["kl_mean"];
+    std::sort(kl.begin(), kl.end());
+    const std::size_t half = kl.size() / 2;
+    json summary{{"kl_mean", mean(kl)},
+                 {"kl_median", kl.size() % 2 != 0 ? kl[half] : (kl[half - 1] + kl[half]) / 2},
+                 {"kl_max", kl.back()}};
+    for (const char* name : {"essays", "code", "law"}) {
+        summary[std::string("kl_") + name] = mean(columns[name]);
+    }
+    for (const char* name : {"agree", "sure", "dnll", "lin", "att"}) {
+        summary[name] = mean(columns[name]);
+    }
+    if (rule.expected) {
+        summary["expected"] = {
+            {"kl_mean", rule.expected->kl_mean}, {"lin", rule.expected->lin}, {"att", rule.expected->att}};
+    }
+    return summary;
+}
+
+void write(const json& results, const std::string& path) {
+    const std::string temporary = path + ".part";
+    std::ofstream file(temporary);
+    file << results.dump(1) << '\n';
+    file.close();
+    if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
+        throw engine::error("--out", "a file that can be written", path);
+    }
+}
+
+bool holds(const json& windows, const quality_bench::window& wanted,
+           const std::vector<quality_bench::rule>& rules) {
+    return std::any_of(windows.begin(), windows.end(), [&](const json& window) {
+        return window["stream"] == wanted.stream && window["window"] == wanted.index &&
+               std::all_of(rules.begin(), rules.end(),
+                           [&](const auto& rule) { return window["rules"].contains(rule.name); });
+    });
+}
+
+void run(const arguments& chosen) {
+    const int threads = engine::usable_cores();
+    engine::cpu::set_threads(threads);
+    engine::loaded_model model(chosen.model, chosen.kind);
+    auto rules = quality_bench::known_rules();
+    for (const std::string& path : chosen.policy_files) {
+        const engine::policy policy = engine::load_policy(path);
+        rules.push_back({policy.name.empty() ? path : policy.name, policy, std::nullopt});
+    }
+    json results{{"commit", chosen.commit},
+                 {"cpu", engine::cpu_name()},
+                 {"threads", threads},
+                 {"arithmetic", engine::cpu::name(model.ops().kind())},
+                 {"prompt_tokens", quality_bench::prompt_tokens},
+                 {"fed_tokens", quality_bench::fed_tokens},
+                 {"summary", json::object()},
+                 {"windows", json::array()}};
+    if (std::ifstream before(chosen.out); before) {
+        const json found = json::parse(before);
+        if (found["arithmetic"] == results["arithmetic"]) results["windows"] = found["windows"];
+    }
+    json& windows = results["windows"];
+    for (const auto& window : quality_bench::read_windows(chosen.data)) {
+        if (holds(windows, window, rules)) continue;
+        windows.push_back(measure(model, window, rules));
+        for (const auto& rule : rules) {
+            results["summary"][rule.name] = summarise(windows, rule);
+        }
+        write(results, chosen.out);
+        const json& row = windows.back();
+        std::printf("%-6s %2d  dense NLL %.3f (%.2f)", window.stream.c_str(), window.index,
+                    row["dense_nll"].get<double>(), window.dense_nll);
+        for (const auto& rule : rules) {
+            const json& of = row["rules"][rule.name];
+            std::printf("  %s: KL %.4f lin %.3f att %.3f", rule.name.c_str(), of["kl_mean"].get<double>(),
+                        of["lin"].get<double>(), of["att"].get<double>());
+        }
+        std::printf("\n");
+        std::fflush(stdout);
+    }
+    std::printf("\n%-20s %8s %8s %8s %8s %8s %8s\n", "rule", "KL mean", "median", "max", "dNLL", "lin",
+                "att");
+    for (const auto& [name, row] : results["summary"].items()) {
+        std::printf("%-20s %8.4f %8.4f %8.4f %+8.4f %8.3f %8.3f\n", name.c_str(),
+                    row["kl_mean"].get<double>(), row["kl_median"].get<double>(), row["kl_max"].get<double>(),
+                    row["dnll"].get<double>(), row["lin"].get<double>(), row["att"].get<double>());
+    }
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    try {
+        run(parse(argc, argv));
+        return 0;
+    } catch (const std::exception& failure) {
+        std::cerr << "uniprefill-quality: " << failure.what() << '\n';
+        return 2;
+    }
+}

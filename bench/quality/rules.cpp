@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+#include "quality/rules.hpp"
+
+#include <initializer_list>
+
+namespace quality_bench {
+
+namespace {
+
+using uniprefill::selection_rule;
+
+/// A policy with the usual G 64, n 128, sink 128, tail 128.
+engine::policy policy_of(std::initializer_list<engine::layer_rule> rules) {
+    engine::policy made;
+    made.rules = rules;
+    return made;
+}
+
+engine::policy at_fixed_layers(const selection_rule& rule) {
+    return policy_of({{7, rule}, {11, rule}, {15, rule}, {19, rule}, {23, rule}, {27, rule}});
+}
+
+engine::policy revived(engine::policy policy) {
+    policy.propagation = uniprefill::propagation::revive;
+    return policy;
+}
+
+selection_rule outside(double p) {
+    return selection_rule::top_p(p, uniprefill::mass_scope::free);
+}
+
+engine::policy schedule_a() {
+    return policy_of({{1, outside(0.99)},
+                      {7, outside(0.99)},
+                      {15, outside(0.995)},
+                      {19, outside(0.995)},
+                      {21, outside(0.99)},
+                      {23, outside(0.95)},
+                      {25, outside(0.99)},
+                      {27, outside(0.90)}});
+}
+
+} // namespace
+
+std::vector<rule> known_rules() {
+    return {
+        {"published", at_fixed_layers(selection_rule::published_top_p(0.99)),
+         reference{0.0275, 0.465, 0.354}},
+        {"outside 0.98", at_fixed_layers(outside(0.98)), reference{0.0191, 0.492, 0.357}},
+        {"schedule A", schedule_a(), reference{0.0093, 0.482, 0.300}},
+        {"revival", revived(at_fixed_layers(outside(0.98))), reference{0.0127, 0.681, 0.576}},
+    };
+}
+
+} // namespace quality_bench

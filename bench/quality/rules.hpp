@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+#pragma once
+
+#include "engine/app/policy.hpp"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace quality_bench {
+
+/// What a row of the table was measured as elsewhere, where it was: exact fp32 products, the same 31 windows.
+struct reference {
+    double kl_mean;
+    double lin;
+    double att;
+};
+
+/// One row of the table.
+struct rule {
+    std::string name;
+    engine::policy policy;
+    std::optional<reference> expected;
+};
+
+/// The rules that the bench knows; a new one is a line in rules.cpp.
+std::vector<rule> known_rules();
+
+} // namespace quality_bench

@@ -1,0 +1,30 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The uniprefill authors
+"""clang-tidy (.clang-tidy holds the checks) finds nothing in the headers, nor in the sources of the example engine."""
+
+import json
+import pathlib
+
+import gate
+
+parser = gate.arguments(__doc__)
+parser.add_argument("--build", type=pathlib.Path, help="a build tree with compile_commands.json, for the examples")
+options = parser.parse_args()
+tool = gate.need("clang-tidy")
+root = options.root.resolve()
+common = [tool, "--quiet", "--warnings-as-errors=*", f"--config-file={root}/.clang-tidy"]
+common += [f"--header-filter={root}/(include/uniprefill|examples)/.*"]
+
+with gate.scratch() as folder:
+    unit = pathlib.Path(folder) / "everything.cpp"
+    unit.write_text(gate.include_lines(gate.headers(root, ".hpp")), encoding="utf-8")
+    commands = {"headers": ([*common, unit, "--", "-std=c++17", f"-I{root}/include"], None)}
+    database = options.build / "compile_commands.json" if options.build else None
+    if database and database.exists():
+        examples = {entry["file"] for entry in json.loads(database.read_text(encoding="utf-8"))}
+        for source in sorted(examples):
+            if source.startswith(f"{root}/examples/") and source.endswith(".cpp"):
+                commands[source] = ([*common, "-p", options.build, source], None)
+    failures = gate.run_all(commands, options.jobs)
+gate.finish([f"{name}:\n{output}" for name, output in failures], f"{len(commands)} translation units")
