@@ -10,7 +10,8 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=${UNIPREFILL_BUILD_DIR:-$root/build/engine}
-packages=(g++ cmake make libdnnl-dev nlohmann-json3-dev libcli11-dev python3 python3-pip)
+# libdnnl-dev's CMake files look for OpenCL, which it does not depend on.
+packages=(g++ cmake make libdnnl-dev ocl-icd-opencl-dev nlohmann-json3-dev libcli11-dev python3 python3-pip)
 
 say() { printf '\033[1m%s\033[0m\n' "$*" >&2; }
 [ -t 2 ] || say() { echo "$*" >&2; }

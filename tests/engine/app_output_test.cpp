@@ -7,16 +7,21 @@
 #include "engine/app/progress.hpp"
 #include "support/catch.hpp"
 
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <fcntl.h>
 #include <filesystem>
 #include <limits>
 #include <set>
 #include <string>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <thread>
+#include <unistd.h>
 
 namespace fs = std::filesystem;
 using app_test::bytes_of;
@@ -136,6 +141,9 @@ TEST_CASE("app: the progress line fits and foretells") {
         CHECK(progress_line("reading the prompt", 0.25, 3, columns).size() <
               static_cast<std::size_t>(columns));
     }
+    for (int columns = 50; columns < 120; ++columns) {
+        CHECK(contains(progress_line("reading the prompt", 0.25, 3, columns), ".]  25 %  9 s left"));
+    }
     CHECK(contains(progress_line("x", 2, 1, 80), "100 %"));
     CHECK(contains(progress_line("x", -1, 1, 80), "  0 %"));
     CHECK(contains(progress_line("x", std::numeric_limits<double>::quiet_NaN(), 1, 80), "  0 %"));
@@ -149,11 +157,42 @@ TEST_CASE("app: no bar where there is no terminal") {
     REQUIRE(file != nullptr);
     {
         engine::progress bar("x", file);
+        std::this_thread::sleep_for(std::chrono::milliseconds(600));
         bar.update(0.5);
         bar.update(1, "y");
     }
     std::fclose(file);
     CHECK(bytes_of(path).empty());
+}
+
+TEST_CASE("app: a bar on a terminal comes late and goes without a trace") {
+    const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY);
+    if (terminal < 0 || ::grantpt(terminal) != 0 || ::unlockpt(terminal) != 0) {
+        if (terminal >= 0) ::close(terminal);
+        uniprefill_test::skip("no pseudo-terminals here");
+        return;
+    }
+    std::FILE* file = std::fopen(::ptsname(terminal), "w");
+    REQUIRE(file != nullptr);
+    ::fcntl(terminal, F_SETFL, O_NONBLOCK);
+    const auto shown = [&] {
+        char text[1000];
+        const ssize_t count = ::read(terminal, text, sizeof(text));
+        return std::string(text, count > 0 ? static_cast<std::size_t>(count) : 0);
+    };
+    {
+        engine::progress bar("reading", file);
+        bar.update(0.25);
+        CHECK(shown().empty());
+        std::this_thread::sleep_for(std::chrono::milliseconds(600));
+        bar.update(0.5);
+        CHECK(contains(shown(), "reading  [####"));
+        bar.update(0.6); // too soon to be seen
+        CHECK(shown().empty());
+    }
+    CHECK(shown() == "\r\x1b[K");
+    std::fclose(file);
+    ::close(terminal);
 }
 
 TEST_CASE("app: numbers in words") {

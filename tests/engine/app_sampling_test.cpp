@@ -88,6 +88,10 @@ TEST_CASE("app: top-k and top-p bound what can come") {
     options.top_p = 0.76;
     drawn = draw(options, halves, 500);
     CHECK(std::set<std::int32_t>(drawn.begin(), drawn.end()) == std::set<std::int32_t>{0, 1, 2});
+    const std::vector<float> equals = {0, 0};
+    options.top_p = 0.5; // held exactly by the first
+    drawn = draw(options, equals, 50);
+    CHECK(std::set<std::int32_t>(drawn.begin(), drawn.end()) == std::set<std::int32_t>{0});
     options.top_p = 1e-9;
     drawn = draw(options, halves, 50);
     CHECK(std::set<std::int32_t>(drawn.begin(), drawn.end()) == std::set<std::int32_t>{0});

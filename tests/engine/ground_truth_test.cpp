@@ -106,7 +106,7 @@ TEST_CASE("on half of the GPL-3 the shipped policy drops work and keeps the answ
     ours.insert(ours.end(), pass.logits().begin(), pass.logits().end());
     const engine::quality made = engine::compare_logits(dense.data(), ours.data(), 65, model.config().vocab,
                                                         {text.begin() + prompt, text.begin() + prompt + 64});
-    CHECK(engine::share_of_rows(pass.layers(), prompt) < 0.7);
+    CHECK(engine::share_of_rows(pass.layers(), prompt) < 0.8);
     CHECK(made.kl_mean < 0.03);
     CHECK(made.agree_sure > 0.9);
 }

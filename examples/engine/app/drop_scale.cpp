@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <string_view>
 
 namespace engine {
 namespace {
@@ -46,6 +47,19 @@ std::string properties(const std::array<colour, 4>& stops, std::size_t count) {
     return out + ");";
 }
 
+/// `pattern` with `number` for every @.
+std::string numbered(std::string_view pattern, const std::string& number) {
+    std::string out;
+    for (const char c : pattern) {
+        if (c == '@') {
+            out += number;
+        } else {
+            out += c;
+        }
+    }
+    return out;
+}
+
 } // namespace
 
 drop_scale::drop_scale(const report& shown) {
@@ -74,20 +88,17 @@ std::string drop_scale::css() const {
     out += "@media (prefers-color-scheme:dark){:root{" + properties(dark_stops, layers_.size()) + "}}\n";
     for (std::size_t i = 0; i < layers_.size(); ++i) {
         const std::string n = std::to_string(i);
-        const std::string value = "var(--d" + n + ")";
-        out += ".d" + n + "{background:" + value + "}svg .d" + n + "{fill:" + value + "}svg .s" + n +
-               "{stroke:" + value + "}.prompt .d" + n + "{background:color-mix(in srgb," + value +
-               " var(--tint),var(--card))}\n";
-        out += "#left" + n + ":focus-visible~.legend [for=left" + n +
-               "]{outline:2px solid var(--ours)}#left" + n + ":checked~.legend [for=left" + n +
-               "]{border-color:var(--ink)}\n";
+        out += numbered(".d@{background:var(--d@)}svg .d@{fill:var(--d@)}svg .s@{stroke:var(--d@)}"
+                        ".prompt .d@{background:color-mix(in srgb,var(--d@) var(--tint),var(--card))}\n"
+                        "#left@:focus-visible~.legend [for=left@]{outline:2px solid var(--ours)}"
+                        "#left@:checked~.legend [for=left@]{border-color:var(--ink)}\n",
+                        n);
         // "What is left after this layer": the first i + 1 colours fade.
-        std::string faded;
         for (std::size_t earlier = 0; earlier <= i; ++earlier) {
-            faded += (earlier > 0 ? "," : "") + std::string("#left") + n + ":checked~.prompt .d" +
-                     std::to_string(earlier);
+            out += numbered(earlier > 0 ? ",#left@:checked~.prompt .d" : "#left@:checked~.prompt .d", n);
+            out += std::to_string(earlier);
         }
-        out += faded + "{background:none;color:var(--gone)}\n";
+        out += "{background:none;color:var(--gone)}\n";
     }
     return out;
 }

@@ -240,19 +240,19 @@ error in_our_words(const CLI::ParseError& fault, const CLI::App& app) {
     const auto chosen = app.get_subcommands();
     const std::vector<std::string> left = app.remaining(true);
     if (chosen.empty()) {
-        return error("command", "compare, generate or inspect (uniprefill-engine --help)",
-                     left.empty() ? "none" : engine::quoted(left.front()));
+        return {"command", "compare, generate or inspect (uniprefill-engine --help)",
+                left.empty() ? "none" : engine::quoted(left.front())};
     }
     const std::string help = "uniprefill-engine " + chosen.back()->get_name() + " --help";
     const std::string line = fault.what();
     if (!left.empty()) {
-        return error("command line", "options that " + help + " lists", engine::quoted(left.front()));
+        return {"command line", "options that " + help + " lists", engine::quoted(left.front())};
     }
     if (fault.get_name() == "ArgumentMismatch") {
         const bool missing = line.find("missing") != std::string::npos;
-        return error(line.substr(0, line.find(':')), "one value", missing ? "none" : "more than one");
+        return {line.substr(0, line.find(':')), "one value", missing ? "none" : "more than one"};
     }
-    return error("command line", "what " + help + " lists", engine::quoted(line, 200));
+    return {"command line", "what " + help + " lists", engine::quoted(line, 200)};
 }
 
 void check_whole(const options& chosen) {

@@ -74,8 +74,11 @@ struct report {
 /// For a terminal: at most 100 columns, no control characters from outside.
 void print_report(const report& made, std::ostream& out);
 
-/// One JSON object; the keys are described in docs/report.md. Numbers that don't exist are null, bytes that
-/// aren't UTF-8 become U+FFFD. Ends with a newline.
+/// One JSON object: tokens, dense.ttft_s, sparsified.ttft_s, speedup, lin, att, estimator_pairs,
+/// quality.{kl_mean, kl_median, kl_max, agree, agree_sure, dnll, ...}, layers[], model, prompt, machine,
+/// policy (as in a policy file), selecting_layers[] (masses), dropped[] (runs of positions and the layer that
+/// dropped them). Numbers that don't exist are null, bytes that aren't UTF-8 become U+FFFD. Ends with a
+/// newline.
 std::string report_json(const report& made);
 
 /// One page that needs nothing from anywhere. Scripts and outside resources are forbidden by its own policy;

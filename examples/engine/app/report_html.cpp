@@ -107,11 +107,15 @@ std::string shaded_text(const report& shown, const drop_scale& scale) {
             out += piece;
             continue;
         }
-        const std::string positions = run.count == 1 ? "token " + with_commas(run.first)
-                                                     : "tokens " + with_commas(run.first) + " to " +
-                                                           with_commas(static_cast<std::int64_t>(last));
-        out += "<span class='d" + std::to_string(index) + "' title='" + positions + ", dropped at layer " +
-               std::to_string(run.layer) + "'>" + piece + "</span>";
+        const std::string first = with_commas(run.first);
+        const std::string positions =
+            run.count == 1 ? "token " + first
+                           : "tokens " + first + " to " + with_commas(static_cast<std::int64_t>(last));
+        for (const std::string& part :
+             {"<span class='d" + std::to_string(index) + "' title='", positions,
+              ", dropped at layer " + std::to_string(run.layer) + "'>", piece, std::string("</span>")}) {
+            out += part;
+        }
     }
     return out;
 }

@@ -52,7 +52,7 @@ class matrix {
 };
 
 /// y = W x by row: x [rows, in] with row stride x_stride, y [rows, out] with row stride y_stride (elements);
-/// y must not overlap x. `memory` grows to about two MiB a thread for 1,536 inputs. Threads: OpenMP, the
+/// y must not overlap x. `memory` grows to about one MiB a thread for 1,536 inputs. Threads: OpenMP, the
 /// caller's current setting.
 void multiply(const matrix& weights, const float* x, std::int64_t x_stride, std::int64_t rows, float* y,
               std::int64_t y_stride, scratch& memory);

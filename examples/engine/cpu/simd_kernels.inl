@@ -39,7 +39,8 @@ inline ivec lane_index() {
 
 template <int width>
 struct half_of {
-    typedef float type __attribute__((vector_size(width * 2))); // GCC ignores the attribute in a dependent alias
+    typedef float type
+        __attribute__((vector_size(width * 2))); // GCC ignores the attribute in a dependent alias
 };
 // Combines the upper half of a vector with the lower one until one number is left.
 template <int width, class Vector, class Combine>
@@ -75,7 +76,7 @@ inline vec exp2_of(vec x) {
     p = p * f + all(0.24022242426872253f);
     p = p * f + all(0.6931470036506653f);
     p = p * f + all(1.0f);
-    ivec bits, exponent;
+    uvec bits, exponent; // unsigned, as it wraps around below -126, where the result isn't used
     __builtin_memcpy(&bits, &p, sizeof p);
     __builtin_memcpy(&exponent, &shifted, sizeof shifted);
     bits += exponent << 23;

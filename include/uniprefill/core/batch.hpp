@@ -65,21 +65,27 @@ struct batch_view {
     /// segment count, at most the last n of them; a request without spans uses its last n rows.
     span_lists observed{};
 
+    /// First packed row of a segment.
     [[nodiscard]] UNIPREFILL_API std::int32_t segment_begin(std::int32_t segment) const noexcept {
         return cu_segments != nullptr ? cu_segments[segment] : cu_seqlens[segment];
     }
+    /// One past the last packed row of a segment.
     [[nodiscard]] UNIPREFILL_API std::int32_t segment_end(std::int32_t segment) const noexcept {
         return cu_segments != nullptr ? cu_segments[segment + 1] : cu_seqlens[segment + 1];
     }
+    /// The request that a segment belongs to.
     [[nodiscard]] UNIPREFILL_API std::int32_t request_of(std::int32_t segment) const noexcept {
         return segment_request != nullptr ? segment_request[segment] : segment;
     }
+    /// Keys that this layer held of a request before the step.
     [[nodiscard]] UNIPREFILL_API std::int32_t cached_len(std::int32_t request) const noexcept {
         return cached_lens != nullptr ? cached_lens[request] : 0;
     }
+    /// Options of a request; the defaults where none are given.
     [[nodiscard]] UNIPREFILL_API request_options options_of(std::int32_t request) const noexcept {
         return options != nullptr ? options[request] : request_options{};
     }
+    /// Whether the rows of a request are part of its prompt, and so may be dropped.
     [[nodiscard]] UNIPREFILL_API bool is_prefill(std::int32_t request) const noexcept {
         return tags[request] == request_tag::prefill || tags[request] == request_tag::chunk;
     }

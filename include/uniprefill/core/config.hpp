@@ -20,14 +20,13 @@
 /// may hold them without -Wattributes.
 #if defined(__GNUC__) || defined(__clang__)
 #    define UNIPREFILL_HIDDEN __attribute__((visibility("hidden")))
-#    define UNIPREFILL_RESTRICT __restrict__
 #else
 #    define UNIPREFILL_HIDDEN
-#    define UNIPREFILL_RESTRICT
 #endif
 
-/// UNIPREFILL_HOST_API marks functions of the host; UNIPREFILL_API those of host and device.
+/// Marks functions of the host.
 #define UNIPREFILL_HOST_API UNIPREFILL_HIDDEN
+/// Marks functions of host and device.
 #if defined(__CUDACC__)
 #    define UNIPREFILL_API UNIPREFILL_HIDDEN __host__ __device__
 #else
@@ -38,18 +37,22 @@
 /// A project that vendors the library may wrap it by defining UNIPREFILL_WRAPPED_NAMESPACE.
 #define UNIPREFILL_VERSION_NAMESPACE v0_1
 #if defined(UNIPREFILL_WRAPPED_NAMESPACE)
+/// Opens namespace uniprefill and its version.
 #    define UNIPREFILL_BEGIN_NAMESPACE                                                                       \
         namespace UNIPREFILL_WRAPPED_NAMESPACE {                                                             \
         namespace uniprefill {                                                                               \
         inline namespace UNIPREFILL_VERSION_NAMESPACE {
+/// Closes what UNIPREFILL_BEGIN_NAMESPACE opened.
 #    define UNIPREFILL_END_NAMESPACE                                                                         \
         }                                                                                                    \
         }                                                                                                    \
         }
 #else
+/// Opens namespace uniprefill and its version.
 #    define UNIPREFILL_BEGIN_NAMESPACE                                                                       \
         namespace uniprefill {                                                                               \
         inline namespace UNIPREFILL_VERSION_NAMESPACE {
+/// Closes what UNIPREFILL_BEGIN_NAMESPACE opened.
 #    define UNIPREFILL_END_NAMESPACE                                                                         \
         }                                                                                                    \
         }

@@ -50,10 +50,12 @@ template <class To, class From>
     return (bit_cast<std::uint32_t>(value) & 0x7f800000u) == 0x7f800000u;
 }
 
+/// The value itself, so that code can be written for any element type.
 [[nodiscard]] UNIPREFILL_API inline float to_float(float value) noexcept {
     return value;
 }
 
+/// Exact for every value.
 [[nodiscard]] UNIPREFILL_API inline float to_float(bfloat16 value) noexcept {
     return bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
 }

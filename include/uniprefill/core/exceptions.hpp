@@ -14,16 +14,18 @@ UNIPREFILL_BEGIN_NAMESPACE
 /// Thrown by throw_if_failed(); what() is the formatted status.
 class error : public std::runtime_error {
   public:
-    explicit error(const uniprefill::status& reason)
+    /// An exception with @p reason as its text.
+    explicit UNIPREFILL_HOST_API error(const uniprefill::status& reason)
         : std::runtime_error(message(reason).text)
         , reason_(reason) {}
-    [[nodiscard]] const uniprefill::status& reason() const noexcept { return reason_; }
+    /// What failed.
+    [[nodiscard]] UNIPREFILL_HOST_API const uniprefill::status& reason() const noexcept { return reason_; }
 
   private:
     struct text_buffer {
         char text[320];
     };
-    static text_buffer message(const uniprefill::status& reason) {
+    static UNIPREFILL_HOST_API text_buffer message(const uniprefill::status& reason) {
         text_buffer buffer{};
         static_cast<void>(format(reason, buffer.text, sizeof buffer.text));
         return buffer;

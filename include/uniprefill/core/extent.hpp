@@ -28,6 +28,7 @@ template <>
 struct extent<dynamic> {
     static constexpr bool is_static = false;
     constexpr extent() noexcept = default;
+    /// Carries @p value.
     UNIPREFILL_API constexpr explicit extent(std::int32_t value) noexcept
         : value_(value) {}
     [[nodiscard]] UNIPREFILL_API constexpr std::int32_t value() const noexcept { return value_; }

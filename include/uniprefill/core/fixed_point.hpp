@@ -42,6 +42,7 @@ struct wide_product {
     std::uint64_t high = 0;
     std::uint64_t low = 0;
 
+    /// a * b, all 128 bits.
     [[nodiscard]] static UNIPREFILL_API constexpr wide_product of(std::uint64_t a, std::uint64_t b) noexcept {
         constexpr std::uint64_t mask = 0xffffffffu;
         const std::uint64_t low_low = (a & mask) * (b & mask);

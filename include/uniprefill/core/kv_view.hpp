@@ -20,6 +20,7 @@ UNIPREFILL_BEGIN_NAMESPACE
 template <class T>
 struct no_cache {
     using element = T;
+    /// Address of the row of @p head of a request\'s @p token.
     [[nodiscard]] UNIPREFILL_API const T* row(std::int32_t, std::int32_t, std::int32_t) const noexcept {
         return nullptr;
     }
@@ -33,6 +34,7 @@ struct contiguous_cache {
     std::int64_t request_stride = 0; ///< elements
     std::int64_t token_stride = 0;   ///< elements
     std::int64_t head_stride = 0;    ///< elements
+    /// Address of the row of @p head of a request\'s @p token.
     [[nodiscard]] UNIPREFILL_API const T* row(std::int32_t request, std::int32_t token,
                                               std::int32_t head) const noexcept {
         return data + request * request_stride + token * token_stride + head * head_stride;
@@ -50,6 +52,7 @@ struct page_table_cache {
     const std::int32_t* table = nullptr; // [num_requests, table_stride]
     std::int64_t table_stride = 0;       ///< entries from one request to the next
     std::int32_t page_tokens = 1;
+    /// Address of the row of @p head of a request\'s @p token.
     [[nodiscard]] UNIPREFILL_API const T* row(std::int32_t request, std::int32_t token,
                                               std::int32_t head) const noexcept {
         const std::int64_t page = table[request * table_stride + token / page_tokens];
@@ -68,6 +71,7 @@ struct csr_page_cache {
     const std::int32_t* indptr = nullptr;  // [num_requests + 1]
     const std::int32_t* indices = nullptr; // [indptr[num_requests]]
     std::int32_t page_tokens = 1;
+    /// Address of the row of @p head of a request\'s @p token.
     [[nodiscard]] UNIPREFILL_API const T* row(std::int32_t request, std::int32_t token,
                                               std::int32_t head) const noexcept {
         const std::int64_t page = indices[indptr[request] + token / page_tokens];
@@ -84,6 +88,7 @@ struct token_slot_cache {
     std::int64_t head_stride = 0;  ///< elements
     const Index* slots = nullptr;  // [num_requests, table_stride]
     std::int64_t table_stride = 0; ///< entries from one request to the next
+    /// Address of the row of @p head of a request\'s @p token.
     [[nodiscard]] UNIPREFILL_API const T* row(std::int32_t request, std::int32_t token,
                                               std::int32_t head) const noexcept {
         const std::int64_t slot = slots[request * table_stride + token];
@@ -101,6 +106,7 @@ struct page_pointer_cache {
     std::int64_t token_stride = 0;      ///< elements, inside a page
     std::int64_t head_stride = 0;       ///< elements
     std::int32_t page_tokens = 1;
+    /// Address of the row of @p head of a request\'s @p token.
     [[nodiscard]] UNIPREFILL_API const T* row(std::int32_t request, std::int32_t token,
                                               std::int32_t head) const noexcept {
         const void* page = pages[request * table_stride + token / page_tokens];

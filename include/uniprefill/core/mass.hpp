@@ -20,6 +20,7 @@ UNIPREFILL_BEGIN_NAMESPACE
 struct mass_format {
     std::int32_t fraction_bits = 0;
 
+    /// The format that @p bounds settle.
     [[nodiscard]] static UNIPREFILL_API constexpr mass_format of(const limits& bounds) noexcept {
         const std::int64_t rows = static_cast<std::int64_t>(bounds.global_heads()) * bounds.num_observations;
         std::int32_t bits = 61;
@@ -38,6 +39,7 @@ struct mass_format {
 /// ranks (or taking their maximum) keeps a word non-zero that was non-zero on any rank.
 enum class mass_fault : std::int32_t { non_finite = 0, unscored = 1, overflow = 2, rank = 3 };
 
+/// The fault word with one fault of this kind.
 [[nodiscard]] UNIPREFILL_API constexpr std::int64_t fault_word(mass_fault fault) noexcept {
     return std::int64_t{1} << (16 * static_cast<std::int32_t>(fault));
 }

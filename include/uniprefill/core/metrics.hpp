@@ -30,8 +30,10 @@ struct stage_times {
 /// Called on the host by the host backend, after each decision. Function pointers and a context, so that the
 /// library needs neither std::function nor exceptions; null members are not called.
 struct metrics_observer {
-    void* context = nullptr;
+    void* context = nullptr; ///< handed to each call
+    /// Hears of every segment of every decision.
     void (*on_decision)(void* context, const decision_metrics& what) = nullptr;
+    /// Hears how long a decision took; clocks are read only where this is set.
     void (*on_stage_times)(void* context, const stage_times& times) = nullptr;
 };
 

@@ -21,6 +21,7 @@ struct head_rows {
     std::int32_t num_heads = 0;
     std::int32_t head_dim = 0; ///< contiguous
 
+    /// Address of a row of a head.
     [[nodiscard]] UNIPREFILL_API T* at(std::int64_t row, std::int64_t head) const noexcept {
         return data + row * row_stride + head * head_stride;
     }

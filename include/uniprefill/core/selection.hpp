@@ -31,10 +31,12 @@ enum class keep_reason : std::int32_t {
     rerun_dense = 69, ///< a fault under a fixed budget: the budget's rows were kept and the output is void
 };
 
+/// Whether the segment kept its rows because its masses could not be trusted.
 [[nodiscard]] UNIPREFILL_API constexpr bool is_fault(keep_reason reason) noexcept {
     return static_cast<std::int32_t>(reason) >= 64;
 }
 
+/// The reason in words, for reports.
 [[nodiscard]] UNIPREFILL_API constexpr const char* to_string(keep_reason reason) noexcept {
     switch (reason) {
     case keep_reason::selected:
@@ -72,7 +74,7 @@ struct segment_outcome {
                                    ///< of its dropped free rows, rounded up
     std::int32_t rows = 0;       ///< rows before
     std::int32_t kept = 0;       ///< rows after
-    std::int32_t cut_block = -1; ///< the one block of which only the first rows are kept, -1: none
+    std::int32_t cut_block = -1; ///< the one block (of the segment) of which only the first rows are kept, -1: none
     std::int32_t cut_rows = 0;   ///< free rows kept of it
     keep_reason reason = keep_reason::selected;
 };
@@ -81,7 +83,8 @@ struct segment_outcome {
 ///
 /// `identity` says "keep all" and that no array may be touched (they may be null): the answer of a layer that
 /// doesn't select. Otherwise every array is filled. A row of a segment is kept exactly when it is forced, or
-/// its block's bit is set, or its block is the cut and the row is among the first `cut_rows` free rows of it.
+/// its block's bit is set, or its block is the cut and the row is among the first `cut_rows` free rows of it. A
+/// segment whose reason is `rerun_dense` follows the row maps alone.
 struct selection {
     memory_space space = memory_space::host;
     bool identity = true;

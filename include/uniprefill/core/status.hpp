@@ -107,7 +107,7 @@ inline UNIPREFILL_HOST_API std::size_t format(const status& what, char* buffer, 
     if (what.layer >= 0) {
         std::snprintf(layer, sizeof layer, ", layer %ld", static_cast<long>(what.layer));
     }
-    return static_cast<std::size_t>(std::snprintf(buffer, size, "%s: expected %s, came %.15g (%s%s%s)",
+    return static_cast<std::size_t>(std::snprintf(buffer, size, "%s: expected %s, came %.16g (%s%s%s)",
                                                   what.argument, what.expected, what.came,
                                                   to_string(what.code), request, layer));
 }

@@ -24,7 +24,10 @@ UNIPREFILL_BEGIN_NAMESPACE
 /// The reduction over ranks of an engine that has one.
 /// A user's own is called as `status operator()(std::int64_t* buffer, std::int64_t count, rank_reduction,
 /// stream)`, reduces `count` integers in place over all ranks, and leaves the same result on each.
+///
+/// A status other than ok ends decide(), which returns it. The result must not depend on the order of ranks.
 struct no_reduction {
+    /// Leaves the buffer as it is and succeeds: one rank is all there is. O(1), thread-safe, deterministic.
     template <class Stream>
     UNIPREFILL_HOST_API status operator()(std::int64_t*, std::int64_t, rank_reduction,
                                           Stream) const noexcept {
@@ -32,7 +35,7 @@ struct no_reduction {
     }
 };
 
-template <class Policy, class Backend>
+template <class Policy = default_policy<>, class Backend = backend::host>
 class prefill_step;
 
 /// Decides, layer by layer, which rows of a prefill go on.
@@ -60,7 +63,9 @@ class prefill_step;
 template <class Policy = default_policy<>, class Backend = backend::host>
 class prefill_sparsifier {
   public:
+    /// What a layer's rule is.
     using rule = typename Policy::rule;
+    /// A step of this facade.
     using step = prefill_step<Policy, Backend>;
 
     /// Host only; allocates nothing. See check() for what is wrong with the arguments.
@@ -70,6 +75,7 @@ class prefill_sparsifier {
         , options_(options) {}
 
     /// Checks limits, layers (ascending, within limits::num_layers) and rules. O(selecting layers).
+    /// @return invalid_argument or out_of_range, naming the field and layer. Thread-safe, deterministic.
     [[nodiscard]] UNIPREFILL_HOST_API status check() const noexcept;
 
     /// Bytes that a step needs. Pure, monotone in each extent of `limits`; linear in rows and blocks.
@@ -80,7 +86,9 @@ class prefill_sparsifier {
         return find(layer) >= 0;
     }
 
+    /// The limits that it was made with.
     [[nodiscard]] UNIPREFILL_HOST_API const limits& bounds() const noexcept { return bounds_; }
+    /// The options that it was made with.
     [[nodiscard]] UNIPREFILL_HOST_API const sparsifier_options<rule>& options() const noexcept {
         return options_;
     }
@@ -97,18 +105,24 @@ class prefill_sparsifier {
 ///
 /// A small object that borrows the sparsifier, the batch's arrays and the workspace until the step ends. Not
 /// thread-safe; different steps may run at the same time. Deterministic: what it decides depends on each
-/// request alone, bit for bit, not on packing or thread count.
-template <class Policy = default_policy<>, class Backend = backend::host>
+/// request alone, bit for bit, not on packing or thread count. Statuses other than ok: invalid_argument,
+/// out_of_range, workspace_too_small, misaligned, not_supported and wrong_state, naming the argument and,
+/// where there is one, the layer.
+template <class Policy, class Backend>
 class prefill_step {
   public:
+    /// The queue that operations take.
     using stream = typename Backend::stream;
+    /// The facade that steps are made by.
     using sparsifier = prefill_sparsifier<Policy, Backend>;
 
+    /// A step that hasn't begun; @p made_by must outlive it.
     UNIPREFILL_HOST_API explicit prefill_step(const sparsifier& made_by) noexcept
         : made_by_(&made_by)
         , lineage_(made_by.bounds()) {}
 
-    /// Starts a step: every row of @p batch is alive. O(rows), to check the batch.
+    /// Starts a step: every row of @p batch is alive. O(rows), to check the batch. On an error nothing has
+    /// begun.
     /// @param batch   its `cached_lens` are not read: decide() takes those of its layer
     /// @param memory  at least workspace_bytes() bytes, kept until the step ends
     [[nodiscard]] UNIPREFILL_HOST_API status begin(const batch_view& batch, workspace memory,
@@ -128,7 +142,8 @@ class prefill_step {
     }
 
     /// Before a layer reads its rows. Under revival, at a selecting layer, frozen rows become alive again, at
-    /// the cost of one copy of the working rows; anything else does nothing.
+    /// the cost of one copy of the working rows; anything else does nothing. Fails where a tensor has too few
+    /// rows, with nothing moved. O(bytes of the working rows).
     [[nodiscard]] UNIPREFILL_HOST_API status enter(std::int32_t layer, const row_tensor* tensors,
                                                    std::int32_t count, stream queue = {}) noexcept;
 
@@ -136,7 +151,8 @@ class prefill_step {
     /// part.
     ///
     /// A layer that doesn't select, or a step in which nothing may be dropped, answers with the identity and
-    /// does no work. On an error nothing has changed.
+    /// does no work. On an error nothing has changed. O(observation rows * keys * heads * head_dim), and O(rows
+    /// + blocks log blocks) to select.
     /// @param q            queries after RoPE (and QK norm), [rows().num_rows, num_heads, head_dim]
     /// @param keys         keys of rows() and, for chunks, those that this layer has cached
     /// @param cached_lens  [num_requests] keys cached in this layer before this step; null: none
@@ -150,7 +166,8 @@ class prefill_step {
                                                     const Reduction& reduction = {}) noexcept;
 
     /// Carries a decision out: rows() are the kept ones from here on, and so are the rows of @p tensors. The
-    /// identity moves nothing. What rows() pointed to before stays readable until the next leave().
+    /// identity moves nothing. What rows() pointed to before stays readable until the next leave(). Fails where
+    /// a tensor has too few rows or the decision isn't about rows(), with nothing moved. O(bytes of kept rows).
     [[nodiscard]] UNIPREFILL_HOST_API status leave(const selection& decided, const row_tensor* tensors,
                                                    std::int32_t count, stream queue = {}) noexcept;
 

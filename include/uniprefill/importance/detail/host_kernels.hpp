@@ -53,18 +53,15 @@ struct host_kernels : vector_math<Build> {
     static ints score_tile(const float* queries, const float* key_rows, std::int32_t head_dim, float* scores,
                            ints largest) noexcept {
         floats sums[math::keys][panel_vectors];
-        unroll<math::keys>([&](auto key) {
-            unroll<panel_vectors>([&](auto v) { sums[key][v] = splat(0.0f); });
-        });
+        unroll<math::keys>(
+            [&](auto key) { unroll<panel_vectors>([&](auto v) { sums[key][v] = splat(0.0f); }); });
         for (std::int32_t i = 0; i < head_dim; ++i) {
             floats query[panel_vectors];
-            unroll<panel_vectors>([&](auto v) {
-                query[v] = math::load(queries + std::int64_t{i} * panel + v * width);
-            });
+            unroll<panel_vectors>(
+                [&](auto v) { query[v] = math::load(queries + std::int64_t{i} * panel + v * width); });
             unroll<math::keys>([&](auto key) {
                 const floats element = splat(key_rows[key * head_dim + i]);
-                unroll<panel_vectors>(
-                    [&](auto v) { sums[key][v] = sums[key][v] + query[v] * element; });
+                unroll<panel_vectors>([&](auto v) { sums[key][v] = sums[key][v] + query[v] * element; });
             });
         }
         unroll<math::keys>([&](auto key) {
@@ -119,9 +116,8 @@ struct host_kernels : vector_math<Build> {
                 });
             }
         }
-        unroll<panel_vectors>([&](auto v) {
-            math::store(partials + v * width, top[v] + math::log2_of_positive(sum[v]));
-        });
+        unroll<panel_vectors>(
+            [&](auto v) { math::store(partials + v * width, top[v] + math::log2_of_positive(sum[v])); });
     }
 
     static void fill_no_keys(float* partials) noexcept {

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 
 UNIPREFILL_BEGIN_NAMESPACE
@@ -168,6 +169,8 @@ status prefill_step<Policy, Backend>::decide(std::int32_t layer, const head_rows
 
     const metrics_observer& observer = made_by_->options().observer;
     detail::stage_clock clock(observer.on_stage_times != nullptr);
+    // The estimator writes what this step uses; ranks reduce the whole buffer, whose size they agree on.
+    std::fill_n(masses_.free, mass_view::rank_buffer_size(bounds), std::int64_t{0});
     const importance_estimator<typename Policy::estimator, Backend> estimator(bounds);
     if (const status done =
             estimator.run(q, keys, attention, batch, masses_, head_mass_view{}, scratch_, queue);
