@@ -36,19 +36,34 @@ while [ $# -gt 0 ]; do
     shift 2
 done
 
+model=$("$root/examples/engine/get_model.sh")
+
+# Whether this Python's llama.cpp gets through a few tokens.
+works() {
+    "$1" "$here/time_to_first_token.py" --model "$model" --check >/dev/null 2>&1
+}
+build() {
+    CMAKE_ARGS="-DGGML_NATIVE=ON $1" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) "$python" -m pip install --quiet --no-cache-dir \
+        --force-reinstall --no-binary llama-cpp-python "llama-cpp-python==$version"
+}
+
 python=${LLAMA_PYTHON:-$cache/llama-cpp-python-$version/bin/python}
-if ! "$python" -c "import llama_cpp" 2>/dev/null; then
+if ! works "$python"; then
     if [ -n "${LLAMA_PYTHON:-}" ]; then
-        echo "run.sh: LLAMA_PYTHON: expected a Python with llama_cpp, came $LLAMA_PYTHON" >&2
+        echo "run.sh: LLAMA_PYTHON: expected a Python whose llama_cpp runs the model, came $LLAMA_PYTHON" >&2
         exit 2
     fi
     echo "Building llama-cpp-python $version for this processor" >&2
     python3 -m venv "$cache/llama-cpp-python-$version"
-    CMAKE_ARGS="-DGGML_NATIVE=ON" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) "$python" -m pip install --quiet \
-        --no-binary llama-cpp-python "llama-cpp-python==$version"
+    build ""
+    if ! works "$python"; then
+        # GCC 12 makes an invalid tile configuration of llama.cpp's AMX code, which then crashes at its first product.
+        echo "It crashes; building it again without AMX" >&2
+        build "-DCMAKE_C_FLAGS=-mno-amx-tile -DCMAKE_CXX_FLAGS=-mno-amx-tile"
+        works "$python" || { echo "run.sh: llama.cpp: expected a build that runs the model, came a crash" >&2; exit 2; }
+    fi
 fi
 
-model=$("$root/examples/engine/get_model.sh")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$root/examples/engine/run.sh" compare --model "$model" --text-file "$text" --threads "$threads" --out "$work" >&2

@@ -22,13 +22,17 @@ BATCH = 2048
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="GGUF file")
-    parser.add_argument("--text-file", required=True, type=pathlib.Path)
-    parser.add_argument("--threads", required=True, type=int)
+    parser.add_argument("--check", action="store_true", help="only see whether llama.cpp runs the model")
+    parser.add_argument("--text-file", type=pathlib.Path)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=1, help="runs of each setting, of which the fastest counts")
-    parser.add_argument("--report", required=True, type=pathlib.Path, help="the engine's report.json on the same text")
+    parser.add_argument("--report", type=pathlib.Path, help="the engine's report.json on the same text")
     parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--out", required=True, type=pathlib.Path)
-    return parser.parse_args()
+    parser.add_argument("--out", type=pathlib.Path)
+    given = parser.parse_args()
+    if not given.check and not (given.text_file and given.report and given.out):
+        parser.error("--text-file, --report and --out: expected all three, came fewer")
+    return given
 
 
 def cpu_name():
@@ -60,20 +64,37 @@ def prefill(context, tokens):
     return time.perf_counter() - start
 
 
+def new_context(model, length, micro_batch, threads, flash):
+    params = lc.llama_context_default_params()
+    params.n_ctx = length
+    params.n_batch = BATCH
+    params.n_ubatch = micro_batch
+    params.n_threads = params.n_threads_batch = threads
+    params.flash_attn_type = lc.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else lc.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    context = lc.llama_init_from_model(model, params)
+    if not context:
+        sys.exit("llama_init_from_model: expected a context, came none")
+    return context
+
+
+@lc.llama_log_callback
+def silent(level, text, data):
+    pass
+
+
 def main():
     given = arguments()
-    report = json.loads(given.report.read_text())
-    prompt_tokens = report["tokens"]
-
-    @lc.llama_log_callback
-    def silent(level, text, data):
-        pass
-
     lc.llama_log_set(silent, ctypes.c_void_p(0))
     lc.llama_backend_init()
     model = lc.llama_model_load_from_file(given.model.encode(), lc.llama_model_default_params())
     if not model:
         sys.exit(f"model: expected a GGUF file that llama.cpp loads, came {given.model}")
+    if given.check:
+        prefill(new_context(model, 256, 512, given.threads, True), list(range(100, 228)))
+        return
+
+    report = json.loads(given.report.read_text())
+    prompt_tokens = report["tokens"]
     tokens = tokenize(model, given.text_file.read_bytes())
     if len(tokens) < prompt_tokens:
         sys.exit(f"report: expected at most the text's {len(tokens)} tokens, came {prompt_tokens}")
@@ -82,17 +103,7 @@ def main():
     runs = []
     for flash in (False, True):
         for micro_batch in (512, 2048):
-            params = lc.llama_context_default_params()
-            params.n_ctx = prompt_tokens + 64
-            params.n_batch = BATCH
-            params.n_ubatch = micro_batch
-            params.n_threads = params.n_threads_batch = given.threads
-            params.flash_attn_type = (
-                lc.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else lc.LLAMA_FLASH_ATTN_TYPE_DISABLED
-            )
-            context = lc.llama_init_from_model(model, params)
-            if not context:
-                sys.exit("llama_init_from_model: expected a context, came none")
+            context = new_context(model, prompt_tokens + 64, micro_batch, given.threads, flash)
             prefill(context, tokens[:128])
             seconds = [prefill(context, tokens) for _ in range(given.repeats)]
             lc.llama_free(context)

@@ -99,7 +99,7 @@ int main() {
                                                               {4, up::selection_rule::top_p(0.95)}};
     const up::prefill_sparsifier<> sparsifier(limits, {layers, 2}); // owns nothing, needs no device
     const aligned_buffer memory(sparsifier.workspace_bytes());      // the engine's memory
-    up::batch_view batch; // the engine's own arrays
+    up::batch_view batch;                                           // the engine's own arrays
     batch.num_requests = batch.num_segments = 1;
     batch.num_rows = tokens;
     batch.tags = tags.data();

@@ -104,10 +104,17 @@ TEST_CASE("larger limits give the same bits", "[importance]") {
 
 TEST_CASE("any number of threads gives the same bits", "[importance]") {
 #if defined(_OPENMP)
-    const step<float> what(shape, some_requests());
+    // Long enough that every thread is found worth waking; short ones beside, so that waves are mixed.
+    std::vector<request> requests = some_requests();
+    requests[0].segments = {6000};
+    requests[5].segments = {2000, 3000};
+    const step<float> what(shape, requests);
     const int before = omp_get_max_threads();
     omp_set_num_threads(1);
-    const masses expected = run(what);
+    masses expected = run(what);
+    const step<float> alone(shape, {requests[5]});
+    masses of_one = run(alone);
+    REQUIRE(of_request(what, expected, 5) == of_request(alone, of_one, 0));
     for (const int threads : {2, 3, 4, 7}) {
         omp_set_num_threads(threads);
         for (int repeat = 0; repeat < 3; ++repeat) {

@@ -33,10 +33,12 @@ std::size_t documented_bytes(const up::limits& l) {
     const std::int64_t slots = keys / l.block_rows + rows / l.block_rows + 3;
     const std::int64_t items = std::min<std::int64_t>(16, segments * l.num_kv_heads);
     const std::int64_t workers = std::min<std::int64_t>(64, keys / l.block_rows + 2);
+    const std::int64_t partials =
+        std::max(slots * lanes, std::min(items * slots * lanes, std::int64_t{1} << 21));
     std::int64_t sum = up_to(segments * 64, 256);
     sum += up_to(std::min(segments * n, rows) * 4, 256);
     sum += up_to(items * lanes * l.head_dim * 4, 256);
-    sum += up_to(slots * lanes * 4, 256);
+    sum += up_to(partials * 4, 256);
     sum += 2 * up_to(items * lanes * 4, 256);
     sum += up_to(workers * up_to(l.block_rows + 8, 16) * (l.head_dim + 64) * 4, 256);
     sum += up_to(workers * segments, 256);

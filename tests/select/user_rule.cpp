@@ -99,6 +99,13 @@ TEST_CASE("a rule that answers out of range is clamped") {
     CHECK(made->outcome(0).reason == up::keep_reason::everything);
     CHECK(made->outcome(1).kept == 1); // the sink
     CHECK(made->outcome(1).dropped_mass == 181);
+
+    rules[0].k = 0; // and nothing is forced: one row stays, the first of the heaviest block
+    const auto one = select(what, rules);
+    REQUIRE(one->result.ok());
+    CHECK(one->outcome(0).kept == 1);
+    CHECK(one->outcome(0).cut_block == 1);
+    CHECK(one->keeps(8));
 }
 
 TEST_CASE("a rule of one's own may ask for exact rows and check itself") {

@@ -175,7 +175,7 @@ void add_policy(option_table& table, policy_options& chosen) {
                     chosen.layers = layer_list(option, text);
                 });
     table.value(
-        "--p", "SHARE", "of the mass (top-p), the rows (fixed-ratio) or the largest block (max-fraction)",
+        "--p", "SHARE", "of the mass (top-p), the blocks (fixed-ratio) or the largest block (max-fraction)",
         [&](const std::string& option, const std::string& text) { chosen.share = share(option, text); });
     table.value("--scope", "NAME", "free: forced rows don't count toward p; all: they do",
                 [&](const std::string& option, const std::string& text) {

@@ -245,7 +245,7 @@ std::string how_it_ran(const report& shown) {
     const policy& used = shown.policy;
     std::string layers;
     for (const layer_rule& rule : used.rules) {
-        layers += (layers.empty() ? "" : "; ") + std::to_string(rule.layer) + ": " + describe(rule.rule);
+        layers += (layers.empty() ? "" : "<br>") + std::to_string(rule.layer) + ": " + describe(rule.rule);
     }
     const auto row = [](const char* term, const std::string& text) {
         return std::string("<dt>") + term + "</dt><dd>" + text + "</dd>";

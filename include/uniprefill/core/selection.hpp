@@ -72,10 +72,11 @@ struct segment_outcome {
     std::int64_t total_mass = 0;   ///< fixed point, over the scope of p
     std::int64_t dropped_mass = 0; ///< fixed point, over the dropped rows; a cut block counts in proportion
                                    ///< of its dropped free rows, rounded up
-    std::int32_t rows = 0;       ///< rows before
-    std::int32_t kept = 0;       ///< rows after
-    std::int32_t cut_block = -1; ///< the one block (of the segment) of which only the first rows are kept, -1: none
-    std::int32_t cut_rows = 0;   ///< free rows kept of it
+    std::int32_t rows = 0;         ///< rows before
+    std::int32_t kept = 0;         ///< rows after
+    std::int32_t cut_block =
+        -1; ///< the one block (of the segment) of which only the first rows are kept, -1: none
+    std::int32_t cut_rows = 0; ///< free rows kept of it
     keep_reason reason = keep_reason::selected;
 };
 
@@ -83,8 +84,8 @@ struct segment_outcome {
 ///
 /// `identity` says "keep all" and that no array may be touched (they may be null): the answer of a layer that
 /// doesn't select. Otherwise every array is filled. A row of a segment is kept exactly when it is forced, or
-/// its block's bit is set, or its block is the cut and the row is among the first `cut_rows` free rows of it. A
-/// segment whose reason is `rerun_dense` follows the row maps alone.
+/// its block's bit is set, or its block is the cut and the row is among the first `cut_rows` free rows of it.
+/// A segment whose reason is `rerun_dense` follows the row maps alone.
 struct selection {
     memory_space space = memory_space::host;
     bool identity = true;

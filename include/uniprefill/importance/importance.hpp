@@ -38,6 +38,7 @@ enum class rank_reduction : std::int32_t { sum, maximum };
 /// Mass of a block = sum over heads: every head has the same say, in proportion to its mass.
 struct head_sum {
     static constexpr rank_reduction ranks = rank_reduction::sum;
+    /// Folds a head's mass into that of the heads before it.
     [[nodiscard]] static UNIPREFILL_API constexpr std::int64_t combine(std::int64_t all,
                                                                        std::int64_t head) noexcept {
         return all + head;
@@ -47,6 +48,7 @@ struct head_sum {
 /// Mass of a block = that of the head that cares most for it; free and forced rows are reduced apart.
 struct head_max {
     static constexpr rank_reduction ranks = rank_reduction::maximum;
+    /// Folds a head's mass into that of the heads before it.
     [[nodiscard]] static UNIPREFILL_API constexpr std::int64_t combine(std::int64_t all,
                                                                        std::int64_t head) noexcept {
         return head > all ? head : all;
@@ -96,12 +98,13 @@ class importance_estimator<Policy, backend::host> {
     using policy = Policy;
     using head_reduction = typename Policy::head_reduction;
 
+    /// Keeps @p bounds, which check() judges.
     explicit UNIPREFILL_HOST_API importance_estimator(const limits& bounds) noexcept
         : bounds_(bounds) {}
 
     [[nodiscard]] UNIPREFILL_HOST_API const limits& bounds() const noexcept { return bounds_; }
 
-    /// Whether the limits are good and agree with the policy's constants. run() asks too.
+    /// Whether the limits are good and agree with the policy's constants. run() asks too. Deterministic.
     [[nodiscard]] UNIPREFILL_HOST_API status check() const noexcept;
 
     /// Bytes that run() needs, 0 where check() fails. Pure, the same on every machine and for every compiler
@@ -113,16 +116,17 @@ class importance_estimator<Policy, backend::host> {
     ///   S * 64                                      segments
     ///   min(S * n, R) * 4                           observation rows
     ///   items * lanes * head_dim * 4                queries, transposed
-    ///   slots * lanes * 4                           log-sum-exps by block
+    ///   partials * 4                                log-sum-exps by block
     ///   items * lanes * 4, twice                    denominators
     ///   workers * keys * (head_dim + 64) * 4        keys and scores of one block for each thread
     ///   workers * S                                 faults
     /// where
-    ///   lanes   = num_heads / num_kv_heads * min(n, R), rounded up to 64
-    ///   slots   = floor((R + C) / G) + floor(R / G) + 3
-    ///   items   = min(16, S * num_kv_heads)
-    ///   workers = min(64, floor((R + C) / G) + 2)
-    ///   keys    = G + 8, rounded up to 16
+    ///   lanes    = num_heads / num_kv_heads * min(n, R), rounded up to 64
+    ///   slots    = floor((R + C) / G) + floor(R / G) + 3
+    ///   items    = min(16, S * num_kv_heads)
+    ///   partials = max(slots * lanes, min(items * slots * lanes, 2^21))
+    ///   workers  = min(64, floor((R + C) / G) + 2)
+    ///   keys     = G + 8, rounded up to 16
     /// @endcode
     [[nodiscard]] UNIPREFILL_HOST_API std::size_t workspace_bytes() const noexcept;
 
@@ -136,8 +140,8 @@ class importance_estimator<Policy, backend::host> {
     /// with a fault are zero, and no other segment notices.
     ///
     /// Cost: 2 * num_heads * observations * keys * head_dim floating-point operations for each segment; the
-    /// keys of a KV head are read once for all its query heads. Threads: OpenMP's, at most 64, where the
-    /// including project compiles with it.
+    /// keys of a KV head are read once for all its query heads. Threads: OpenMP's, at most 64 and one for
+    /// every 2^22 multiply-adds, where the including project compiles with it.
     ///
     /// Deterministic: masses are the same bits for any thread count and any packing of requests, and whether
     /// context is cached or in the step, within one build. Log-sum-exps are floats in units of log2, so a

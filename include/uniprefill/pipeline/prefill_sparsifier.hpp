@@ -151,7 +151,8 @@ class prefill_step {
     /// part.
     ///
     /// A layer that doesn't select, or a step in which nothing may be dropped, answers with the identity and
-    /// does no work. On an error nothing has changed. O(observation rows * keys * heads * head_dim), and O(rows
+    /// does no work. On an error nothing has changed. O(observation rows * keys * heads * head_dim), and
+    /// O(rows
     /// + blocks log blocks) to select.
     /// @param q            queries after RoPE (and QK norm), [rows().num_rows, num_heads, head_dim]
     /// @param keys         keys of rows() and, for chunks, those that this layer has cached
@@ -166,8 +167,9 @@ class prefill_step {
                                                     const Reduction& reduction = {}) noexcept;
 
     /// Carries a decision out: rows() are the kept ones from here on, and so are the rows of @p tensors. The
-    /// identity moves nothing. What rows() pointed to before stays readable until the next leave(). Fails where
-    /// a tensor has too few rows or the decision isn't about rows(), with nothing moved. O(bytes of kept rows).
+    /// identity moves nothing. What rows() pointed to before stays readable until the next leave(). Fails
+    /// where a tensor has too few rows or the decision isn't about rows(), with nothing moved. O(bytes of
+    /// kept rows).
     [[nodiscard]] UNIPREFILL_HOST_API status leave(const selection& decided, const row_tensor* tensors,
                                                    std::int32_t count, stream queue = {}) noexcept;
 

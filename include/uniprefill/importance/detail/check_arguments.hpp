@@ -16,20 +16,21 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
-[[nodiscard]] constexpr status require(bool good, status_code code, const char* argument,
-                                       const char* expected, std::int64_t came) noexcept {
+[[nodiscard]] UNIPREFILL_HOST_API constexpr status require(bool good, status_code code, const char* argument,
+                                                           const char* expected, std::int64_t came) noexcept {
     return good ? success() : failure(code, argument, expected, came);
 }
 
-[[nodiscard]] constexpr status require_pointer(const void* pointer, const char* argument) noexcept {
+[[nodiscard]] UNIPREFILL_HOST_API constexpr status require_pointer(const void* pointer,
+                                                                   const char* argument) noexcept {
     return require(pointer != nullptr, status_code::invalid_argument, argument,
                    "an array, not a null pointer", 0);
 }
 
 template <class T>
-[[nodiscard]] status check_rows(const head_rows<const T>& rows, std::int32_t num_heads, std::int32_t head_dim,
-                                std::int32_t num_rows, const char* argument,
-                                const char* head_limit) noexcept {
+[[nodiscard]] UNIPREFILL_HOST_API status check_rows(const head_rows<const T>& rows, std::int32_t num_heads,
+                                                    std::int32_t head_dim, std::int32_t num_rows,
+                                                    const char* argument, const char* head_limit) noexcept {
     constexpr auto invalid = status_code::invalid_argument;
     UNIPREFILL_TRY(require(rows.num_heads == num_heads, invalid, argument, head_limit, rows.num_heads));
     UNIPREFILL_TRY(require(rows.head_dim == head_dim, invalid, argument, "limits.head_dim elements of a head",
@@ -41,26 +42,26 @@ template <class T>
 
 /// Views that know their arrays are asked for them; a caller's own view is taken at its word.
 template <class Cache>
-[[nodiscard]] constexpr status check_cache(const Cache&) noexcept {
+[[nodiscard]] UNIPREFILL_HOST_API constexpr status check_cache(const Cache&) noexcept {
     return success();
 }
 template <class T>
-[[nodiscard]] constexpr status check_cache(const no_cache<T>&) noexcept {
+[[nodiscard]] UNIPREFILL_HOST_API constexpr status check_cache(const no_cache<T>&) noexcept {
     return failure(status_code::invalid_argument, "keys.cached", "a cache, as cached_lens are not all 0", 0);
 }
 template <class T>
-[[nodiscard]] constexpr status check_cache(const contiguous_cache<T>& cache) noexcept {
+[[nodiscard]] UNIPREFILL_HOST_API constexpr status check_cache(const contiguous_cache<T>& cache) noexcept {
     return require_pointer(cache.data, "keys.cached.data");
 }
 template <class T>
-[[nodiscard]] constexpr status check_cache(const page_table_cache<T>& cache) noexcept {
+[[nodiscard]] UNIPREFILL_HOST_API constexpr status check_cache(const page_table_cache<T>& cache) noexcept {
     UNIPREFILL_TRY(require(cache.page_tokens >= 1, status_code::invalid_argument, "keys.cached.page_tokens",
                            ">= 1", cache.page_tokens));
     UNIPREFILL_TRY(require_pointer(cache.data, "keys.cached.data"));
     return require_pointer(cache.table, "keys.cached.table");
 }
 template <class T>
-[[nodiscard]] constexpr status check_cache(const csr_page_cache<T>& cache) noexcept {
+[[nodiscard]] UNIPREFILL_HOST_API constexpr status check_cache(const csr_page_cache<T>& cache) noexcept {
     UNIPREFILL_TRY(require(cache.page_tokens >= 1, status_code::invalid_argument, "keys.cached.page_tokens",
                            ">= 1", cache.page_tokens));
     UNIPREFILL_TRY(require_pointer(cache.data, "keys.cached.data"));
@@ -68,12 +69,13 @@ template <class T>
     return require_pointer(cache.indices, "keys.cached.indices");
 }
 template <class T, class Index>
-[[nodiscard]] constexpr status check_cache(const token_slot_cache<T, Index>& cache) noexcept {
+[[nodiscard]] UNIPREFILL_HOST_API constexpr status
+check_cache(const token_slot_cache<T, Index>& cache) noexcept {
     UNIPREFILL_TRY(require_pointer(cache.data, "keys.cached.data"));
     return require_pointer(cache.slots, "keys.cached.slots");
 }
 template <class T>
-[[nodiscard]] constexpr status check_cache(const page_pointer_cache<T>& cache) noexcept {
+[[nodiscard]] UNIPREFILL_HOST_API constexpr status check_cache(const page_pointer_cache<T>& cache) noexcept {
     UNIPREFILL_TRY(require(cache.page_tokens >= 1, status_code::invalid_argument, "keys.cached.page_tokens",
                            ">= 1", cache.page_tokens));
     return require_pointer(cache.pages, "keys.cached.pages");

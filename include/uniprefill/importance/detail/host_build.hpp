@@ -16,7 +16,7 @@ namespace detail {
 
 /// Vector width, and the tile that fills the register file: `panel_vectors` vectors of query rows times
 /// `keys` keys are accumulated at once.
-struct vector_tuning {
+struct UNIPREFILL_HIDDEN vector_tuning {
     std::int32_t bytes;
     std::int32_t panel_vectors;
     std::int32_t keys;

@@ -22,7 +22,7 @@ namespace detail {
 
 /// What a run reads and writes. Everything has been checked.
 template <class T, class Cache>
-struct host_problem {
+struct UNIPREFILL_HIDDEN host_problem {
     limits bounds;
     batch_view batch;
     head_rows<const T> queries;
@@ -38,7 +38,7 @@ struct host_problem {
 };
 
 /// A (segment, KV head) pair of a wave. Units of work are counted through all items of the wave.
-struct wave_item {
+struct UNIPREFILL_HIDDEN wave_item {
     const scored_segment* what = nullptr;
     float* queries = nullptr;
     float* partials = nullptr;
@@ -52,7 +52,7 @@ struct wave_item {
 };
 
 /// The pairs between two barriers: as many as the workspace holds partials for, at least one.
-struct wave {
+struct UNIPREFILL_HIDDEN wave {
     wave_item items[max_wave_items];
     std::int32_t count = 0;
     std::int64_t panels = 0;
@@ -61,7 +61,7 @@ struct wave {
 };
 
 template <class T, class Cache, class HeadReduction, std::int32_t Build>
-class host_estimate {
+class UNIPREFILL_HIDDEN host_estimate {
     using kernels = host_kernels<Build>;
 
   public:
@@ -71,8 +71,9 @@ class host_estimate {
 
     void run() noexcept {
 #if defined(_OPENMP)
-        const int wanted = omp_get_max_threads();
-        const int threads = wanted < p_.buffers.workers ? wanted : p_.buffers.workers;
+        const std::int64_t useful = multiply_adds() / work_of_a_thread + 1;
+        const std::int64_t wanted = omp_get_max_threads() < useful ? omp_get_max_threads() : useful;
+        const int threads = static_cast<int>(wanted < p_.buffers.workers ? wanted : p_.buffers.workers);
 #    pragma omp parallel num_threads(threads)
         work(omp_get_thread_num());
 #else
@@ -81,6 +82,19 @@ class host_estimate {
     }
 
   private:
+    /// Less than this (some 0.1 ms) isn't worth waking a thread and waiting for it, least of all on a busy
+    /// machine.
+    static constexpr std::int64_t work_of_a_thread = std::int64_t{1} << 22;
+
+    std::int64_t multiply_adds() const noexcept {
+        std::int64_t sum = 0;
+        for (std::int32_t i = 0; i < p_.num_scored; ++i) {
+            const scored_segment& what = p_.buffers.segments[i];
+            sum += (what.context + what.rows) * what.query_rows;
+        }
+        return sum * p_.bounds.num_kv_heads * p_.bounds.head_dim;
+    }
+
     /// Calls @p body for 0..count-1, spread over the team, and waits for all of them.
     template <class Body>
     static void share_out(std::int64_t count, Body body) noexcept {
@@ -113,7 +127,7 @@ class host_estimate {
             const auto index = static_cast<std::int32_t>(next / p_.bounds.num_kv_heads);
             const scored_segment& what = buffers.segments[index];
             const std::int64_t needed = what.slots() * what.lanes;
-            if (used + needed > buffers.slots * buffers.lanes) {
+            if (used + needed > buffers.num_partials) {
                 break;
             }
             const bool first_of_segment = made.count == 0 || made.items[made.count - 1].index != index;
@@ -372,7 +386,7 @@ inline UNIPREFILL_HOST_API void clear_masses(const mass_view& out, const head_ma
 
 /// Plans, scores and reports faults: importance_estimator::run() after its checks.
 template <class HeadReduction, std::int32_t Build, class T, class Cache>
-void estimate_on_host(host_problem<T, Cache>& problem) noexcept {
+UNIPREFILL_HOST_API void estimate_on_host(host_problem<T, Cache>& problem) noexcept {
     const limits& bounds = problem.bounds;
     const host_buffers& buffers = problem.buffers;
     const mass_view& out = problem.out;

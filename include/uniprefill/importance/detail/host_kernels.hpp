@@ -22,7 +22,7 @@ inline constexpr float no_keys = -3.402823466e+38f;
 inline constexpr std::int64_t sum_run = 64;
 
 template <std::int32_t Build>
-struct host_kernels : vector_math<Build> {
+struct UNIPREFILL_HIDDEN host_kernels : vector_math<Build> {
     using math = vector_math<Build>;
     using math::panel;
     using math::panel_vectors;

@@ -21,16 +21,19 @@ inline constexpr std::int32_t padded_lanes = 64;
 inline constexpr std::int32_t spare_keys = 8;
 /// (segment, KV head) pairs that are worked on between two barriers, at most.
 inline constexpr std::int32_t max_wave_items = 16;
+/// Numbers that those pairs may leave between them where one alone would leave fewer: 8 MiB.
+inline constexpr std::int64_t max_wave_partials = std::int64_t{1} << 21;
 /// Threads that are used, at most: each has a tile of its own in the workspace.
 inline constexpr std::int32_t max_workers = 64;
 
-[[nodiscard]] constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) noexcept {
+[[nodiscard]] UNIPREFILL_HOST_API constexpr std::int64_t round_up(std::int64_t value,
+                                                                  std::int64_t multiple) noexcept {
     return (value + multiple - 1) / multiple * multiple;
 }
 
 /// A segment whose masses are wanted. Its keys are the request's cached ones, then the rows of the step from
 /// the request's first to the segment's last; those before the segment's own are its context.
-struct scored_segment {
+struct UNIPREFILL_HIDDEN scored_segment {
     std::int64_t context = 0;           ///< keys before the segment's first row
     std::int64_t context_blocks = 0;    ///< of G keys each, the last one shorter
     std::int64_t first_observation = 0; ///< in host_buffers::observations
@@ -53,22 +56,19 @@ struct scored_segment {
 
 static_assert(sizeof(scored_segment) == 64, "workspace_bytes() documents this size");
 
-/// The workspace, carved. With limits R = max_rows, C = max_cached_tokens, S = max_segments, G, n, d:
-///   lanes = num_heads / num_kv_heads * min(n, R), rounded up to 64     query rows of one KV head
-///   slots = floor((R + C) / G) + floor(R / G) + 3                      numbers of one query row
-///   items = min(16, S * num_kv_heads)      workers = min(64, floor((R + C) / G) + 2)
-struct host_buffers {
+/// The workspace, carved; importance_estimator::workspace_bytes() documents the sizes.
+struct UNIPREFILL_HIDDEN host_buffers {
     scored_segment* segments = nullptr;   // [S]
     std::int32_t* observations = nullptr; // [min(S * n, R)] observation rows, counted from their segment's
     float* queries = nullptr;             // [items][d][lanes], in panels
-    float* partials = nullptr;            // [slots][lanes] shared by the items of a wave
+    float* partials = nullptr;            // [num_partials] of each item of a wave: [slots][lanes]
     float* reference = nullptr;           // [items][lanes] the largest partial of a row
     float* inverse_sum = nullptr;         // [items][lanes] 1 / (the row's sum, relative to its reference)
     float* tiles = nullptr;         // [workers][G + 8 rounded up to 16][d + 64] keys and scores of a block
     std::uint8_t* faulty = nullptr; // [workers][S] whether a worker met NaN or infinity in a segment
 
     std::int64_t lanes = 0;
-    std::int64_t slots = 0;
+    std::int64_t num_partials = 0;
     std::int64_t tile_size = 0;
     std::int32_t items = 0;
     std::int32_t workers = 0;
@@ -83,15 +83,18 @@ struct host_buffers {
 
         host_buffers made;
         made.lanes = round_up(bounds.group_heads() * smaller(observations, rows), padded_lanes);
-        made.slots = keys / bounds.block_rows + rows / bounds.block_rows + 3;
         made.items = static_cast<std::int32_t>(smaller(max_wave_items, segments * bounds.num_kv_heads));
+        const std::int64_t slots = keys / bounds.block_rows + rows / bounds.block_rows + 3;
+        const std::int64_t of_one = slots * made.lanes;
+        const std::int64_t of_several = smaller(made.items * of_one, max_wave_partials);
+        made.num_partials = of_one < of_several ? of_several : of_one;
         made.workers = static_cast<std::int32_t>(smaller(max_workers, keys / bounds.block_rows + 2));
         made.tile_size = round_up(bounds.block_rows + spare_keys, 16) * (bounds.head_dim + padded_lanes);
 
         made.segments = memory.take<scored_segment>(segments);
         made.observations = memory.take<std::int32_t>(smaller(segments * observations, rows));
         made.queries = memory.take<float>(made.items * made.lanes * bounds.head_dim);
-        made.partials = memory.take<float>(made.slots * made.lanes);
+        made.partials = memory.take<float>(made.num_partials);
         made.reference = memory.take<float>(made.items * made.lanes);
         made.inverse_sum = memory.take<float>(made.items * made.lanes);
         made.tiles = memory.take<float>(made.workers * made.tile_size);
@@ -102,7 +105,7 @@ struct host_buffers {
 
 /// Whether rows are forced, asked in ascending order: is_forced_row() with everything that doesn't depend on
 /// the row taken out of the loop.
-class forced_rows {
+class UNIPREFILL_HIDDEN forced_rows {
   public:
     forced_rows(const batch_view& batch, std::int32_t segment, std::int32_t first_row) noexcept
         : positions_(batch.positions) {

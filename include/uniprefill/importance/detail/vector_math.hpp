@@ -15,7 +15,7 @@ namespace detail {
 inline constexpr float log2_of_e = 1.44269504088896340736f;
 
 template <std::int32_t Build>
-struct vector_math : lanes<Build> {
+struct UNIPREFILL_HIDDEN vector_math : lanes<Build> {
     using base = lanes<Build>;
     using base::splat;
     using typename base::floats;
@@ -65,10 +65,10 @@ struct vector_math : lanes<Build> {
         series = series * z + splat(-17.0f / 315.0f);
         series = series * z + splat(2.0f / 15.0f);
         series = series * z + splat(-1.0f / 3.0f);
-        const floats small = size + size * z * series;
+        const floats near_zero = size + size * z * series;
         const floats e = exp2_of_negative(size * splat(-2.0f * log2_of_e));
-        const floats large = (splat(1.0f) - e) / (splat(1.0f) + e);
-        const floats magnitude = base::select(size > splat(0.3f), large, small);
+        const floats elsewhere = (splat(1.0f) - e) / (splat(1.0f) + e);
+        const floats magnitude = base::select(size > splat(0.3f), elsewhere, near_zero);
         return base::from_bits(base::bits(magnitude) | sign);
     }
 };

@@ -25,7 +25,7 @@ typedef std::int32_t int_vector
     __attribute__((vector_size(host_vectors.bytes))); // NOLINT(modernize-use-using)
 
 template <std::int32_t Build>
-struct vectors {
+struct UNIPREFILL_HIDDEN vectors {
     using floats = float_vector;
     using ints = int_vector;
 
@@ -43,7 +43,7 @@ struct vectors {
 
 /// Element-wise arithmetic on a plain array, with the operators that the kernels use.
 template <class T>
-struct array_vector {
+struct UNIPREFILL_HIDDEN array_vector {
     static constexpr std::int32_t size = host_vectors.bytes / 4;
     T lane[size];
 
@@ -85,7 +85,7 @@ struct array_vector {
 };
 
 template <std::int32_t Build>
-struct vectors {
+struct UNIPREFILL_HIDDEN vectors {
     using floats = array_vector<float>;
     using ints = array_vector<std::int32_t>;
 
@@ -116,17 +116,17 @@ struct vectors {
 /// Calls body(0), body(1), ... with constants: an unrolled loop that keeps arrays in registers at every
 /// optimisation level.
 template <class Body, std::int32_t... Index>
-void unroll(std::integer_sequence<std::int32_t, Index...>, const Body& body) noexcept {
+UNIPREFILL_HOST_API void unroll(std::integer_sequence<std::int32_t, Index...>, const Body& body) noexcept {
     (body(std::integral_constant<std::int32_t, Index>{}), ...);
 }
 template <std::int32_t Count, class Body>
-void unroll(const Body& body) noexcept {
+UNIPREFILL_HOST_API void unroll(const Body& body) noexcept {
     unroll(std::make_integer_sequence<std::int32_t, Count>{}, body);
 }
 
 /// Everything else that the kernels do with vectors, in terms of the above.
 template <std::int32_t Build>
-struct lanes : vectors<Build> {
+struct UNIPREFILL_HIDDEN lanes : vectors<Build> {
     using typename vectors<Build>::floats;
     using typename vectors<Build>::ints;
     using vectors<Build>::bits;

@@ -133,7 +133,8 @@ class segment_decision {
     /// Free rows that stay: those of the blocks that the rule chose, within the bounds on kept rows.
     [[nodiscard]] UNIPREFILL_HOST_API std::int32_t free_rows_to_keep(const ranked_blocks& ranked) noexcept {
         const std::int32_t free_rows = outcome_.rows - forced_;
-        std::int32_t least = rule_.min_kept_rows - forced_;
+        // At least one row of a segment stays, whatever a rule says: nothing downstream expects an empty one.
+        std::int32_t least = (rule_.min_kept_rows > 0 ? rule_.min_kept_rows : 1) - forced_;
         std::int32_t most = rule_.max_kept_rows - forced_;
         std::int32_t wanted = 0;
         if (rule_.exact_rows() > 0) {
