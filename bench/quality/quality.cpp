@@ -20,6 +20,7 @@
 #include <cstdio>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
@@ -33,6 +34,7 @@ struct arguments {
     std::string data;
     std::string out = "quality.json";
     std::string commit;
+    std::string tokenize; ///< a list of text files to turn into a stream, instead of measuring
     std::vector<std::string> policy_files;
     engine::cpu::arithmetic kind = engine::cpu::arithmetic::automatic;
 };
@@ -51,6 +53,8 @@ arguments parse(int argc, char** argv) {
             made.out = value;
         } else if (name == "--commit") {
             made.commit = value;
+        } else if (name == "--tokenize") {
+            made.tokenize = value;
         } else if (name == "--policy") {
             made.policy_files.push_back(value);
         } else if (name == "--arithmetic") {
@@ -65,12 +69,34 @@ arguments parse(int argc, char** argv) {
             }
             if (!known) throw engine::error(name, "auto, fp32, bf16x3 or bf16", value);
         } else {
-            throw engine::error("argument", "--model --data --out --commit --policy --arithmetic", name);
+            throw engine::error("argument", "--model --data --out --commit --policy --arithmetic --tokenize",
+                                name);
         }
     }
     if (made.model.empty() || made.data.empty())
         throw engine::error("--model and --data", "both", "one or none");
     return made;
+}
+
+/// Each file of the list tokenised alone, one after another, as a stream of token ids.
+void tokenize(const arguments& chosen) {
+    const engine::tokenizer words(engine::gguf::open(chosen.model));
+    std::ifstream list(chosen.tokenize);
+    if (!list) throw engine::error("--tokenize", "a file that can be read", chosen.tokenize);
+    std::ofstream out(chosen.out, std::ios::binary);
+    std::string path;
+    while (std::getline(list, path)) {
+        std::ifstream file(path, std::ios::binary);
+        if (!file) throw engine::error("--tokenize", "a list of files that can be read", path);
+        const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+        for (const std::int32_t token : words.encode(text)) {
+            const auto bits = static_cast<std::uint32_t>(token);
+            for (int shift = 0; shift < 32; shift += 8) {
+                out.put(static_cast<char>((bits >> shift) & 0xffu));
+            }
+        }
+    }
+    if (!out.flush()) throw engine::error("--out", "a file that can be written", chosen.out);
 }
 
 /// Logits of the prompt's last row and of the fed rows.
@@ -218,7 +244,12 @@ void run(const arguments& chosen) {
 
 int main(int argc, char** argv) {
     try {
-        run(parse(argc, argv));
+        const arguments chosen = parse(argc, argv);
+        if (chosen.tokenize.empty()) {
+            run(chosen);
+        } else {
+            tokenize(chosen);
+        }
         return 0;
     } catch (const std::exception& failure) {
         std::cerr << "uniprefill-quality: " << failure.what() << '\n';

@@ -13,7 +13,7 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 /// A number in [0, 1] as an integer multiple of 2^-63. Every double of at least 2^-10 converts exactly.
 struct unit_fraction {
-    static constexpr std::uint64_t one = std::uint64_t{1} << 63;
+    UNIPREFILL_HIDDEN static constexpr std::uint64_t one = std::uint64_t{1} << 63; ///< the number 1
     std::uint64_t value = one;
 
     /// Converts by the double's bits alone, so that compiler flags can't change the result. Values that are
