@@ -9,8 +9,10 @@
 #include <uniprefill/uniprefill.hpp>
 
 #include <cstdio>
+#include <exception>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <vector>
 
 namespace up = uniprefill;
@@ -58,21 +60,16 @@ void project_qkv(const up::batch_view& rows, int layer, std::vector<float>& q, s
 
 void attend_and_mlp(const up::batch_view&, const std::vector<float>&, std::vector<float>&) {}
 
-} // namespace
-
-int main() {
-    // A step of one request whose prompt has 2,048 tokens.
-    const int tokens = 2048;
-    std::vector<int> positions;
-    for (int t = 0; t < tokens; ++t) {
-        positions.push_back(t);
-    }
+/// The rows that the last layer holds of a prompt of @p tokens tokens, the only request of its step.
+int prefill(const int tokens) {
+    std::vector<int> positions(static_cast<std::size_t>(tokens));
+    std::iota(positions.begin(), positions.end(), 0);
     const std::vector<int> cu_seqlens{0, tokens};
     const std::vector<up::request_tag> tags{up::request_tag::prefill};
     const std::vector<int> request_ids{0};
-    std::vector<float> hidden(std::size_t{tokens} * hidden_size);
-    std::vector<float> q(std::size_t{tokens} * num_heads * head_dim);
-    std::vector<float> k(std::size_t{tokens} * num_kv_heads * head_dim);
+    std::vector<float> hidden(positions.size() * hidden_size);
+    std::vector<float> q(positions.size() * num_heads * head_dim);
+    std::vector<float> k(positions.size() * num_kv_heads * head_dim);
 
     up::limits limits;
     limits.max_rows = tokens;
@@ -127,12 +124,22 @@ int main() {
     throw_if_failed(ledger.commit_step(ledger_step));
     // [end README]
 
+    up::held_rows held;
     for (int layer = 0; layer < num_layers; ++layer) {
-        up::held_rows held;
         throw_if_failed(ledger.rows_of(0, layer, held));
         std::printf("layer %d holds %d of %d positions\n", layer, held.length(), tokens);
     }
-    up::held_rows last;
-    throw_if_failed(ledger.rows_of(0, num_layers - 1, last));
-    return last.length() < tokens ? 0 : 1;
+    return held.length();
+}
+
+} // namespace
+
+int main() {
+    constexpr int tokens = 2048;
+    try {
+        return prefill(tokens) < tokens ? 0 : 1;
+    } catch (const std::exception& failure) {
+        std::fprintf(stderr, "layer_loop: %s\n", failure.what());
+        return 2;
+    }
 }

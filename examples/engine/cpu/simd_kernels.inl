@@ -39,8 +39,8 @@ inline ivec lane_index() {
 
 template <int width>
 struct half_of {
-    typedef float type
-        __attribute__((vector_size(width * 2))); // GCC ignores the attribute in a dependent alias
+    // GCC ignores the attribute in a dependent alias. NOLINTNEXTLINE(modernize-use-using)
+    typedef float type __attribute__((vector_size(width * 2)));
 };
 // Combines the upper half of a vector with the lower one until one number is left.
 template <int width, class Vector, class Combine>
@@ -196,7 +196,7 @@ inline void register_tile(const float* a, std::int64_t a_step_k, std::int64_t a_
                           std::int64_t b_step, int depth, vec (&c)[block_rows][vectors]) {
     vec sum[block_rows][vectors];
 #pragma GCC unroll 8
-    for (int r = 0; r < block_rows; ++r) {
+    for (int r = 0; r < block_rows; ++r) { // NOLINT(modernize-loop-convert): only counted loops unroll
 #pragma GCC unroll 8
         for (int j = 0; j < vectors; ++j) {
             sum[r][j] = vec{};

@@ -148,8 +148,9 @@ void basic_machine<Ops>::decide() {
     }
     const uniprefill::batch_view rows = step_.rows();
     std::vector<const void*> cached;
-    for (std::int32_t r = 0; r < rows.num_requests; ++r) {
-        cached.push_back(session_.cache().rows(layer_, plan_.ids()[static_cast<std::size_t>(r)]).k);
+    cached.reserve(plan_.ids().size());
+    for (const std::int32_t id : plan_.ids()) {
+        cached.push_back(session_.cache().rows(layer_, id).k);
     }
     uniprefill::page_pointer_cache<float> cache;
     cache.pages = cached.data();

@@ -20,9 +20,8 @@ namespace detail {
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(UNIPREFILL_ARRAY_VECTORS)
 
 // Declared outside of templates: __builtin_convertvector wants to see the type.
-typedef float float_vector __attribute__((vector_size(host_vectors.bytes))); // NOLINT(modernize-use-using)
-typedef std::int32_t int_vector
-    __attribute__((vector_size(host_vectors.bytes))); // NOLINT(modernize-use-using)
+using float_vector __attribute__((vector_size(host_vectors.bytes))) = float;
+using int_vector __attribute__((vector_size(host_vectors.bytes))) = std::int32_t;
 
 template <std::int32_t Build>
 struct UNIPREFILL_HIDDEN vectors {
