@@ -16,8 +16,6 @@ namespace engine {
 
 namespace {
 
-constexpr std::int32_t shown_tokens = 40;
-
 /// What one policy made of the prompt.
 struct outcome {
     prefill_run run;
@@ -50,45 +48,46 @@ std::vector<layer_row> rows_of(const std::vector<layer_record>& layers, std::int
     return rows;
 }
 
-/// Reads the prompt under one policy, feeds `following` (real tokens), or where there are none `compared`
-/// greedy ones which it appends to `following`, and generates what the report shows.
-outcome read(loaded_model& model, const policy& policy, const std::string& label,
-             const std::vector<std::int32_t>& prompt, std::vector<std::int32_t>& following,
-             std::int32_t compared, std::int32_t generated) {
+/// Reads the prompt under one policy and generates @p generated tokens.
+outcome read(loaded_model& model, reader& pass, const std::string& label,
+             const std::vector<std::int32_t>& prompt, const sampling_options& sampling,
+             std::int32_t generated) {
     outcome made;
-    const auto tokens = static_cast<std::int32_t>(prompt.size());
-    reset_peak_memory();
-    reader pass(model, policy, tokens, std::max(compared, generated));
     {
         progress bar(label);
         pass.prefill(prompt, [&](double done) { bar.update(done); });
     }
     made.run.ttft_s = pass.prefill_seconds();
-    made.run.layers = rows_of(pass.layers(), tokens);
+    made.run.layers = rows_of(pass.layers(), static_cast<std::int32_t>(prompt.size()));
     made.run.peak_memory_bytes = peak_memory_bytes();
     made.layers = pass.layers();
     made.dropped_at = pass.dropped_at();
-    const std::vector<float> first = pass.logits();
+    made.logits = pass.logits();
 
-    std::int32_t token = greedy(first.data(), model.config().vocab);
-    for (std::int32_t i = 0; i < generated && !model.words().ends_generation(token); ++i) {
+    sampler draw(sampling);
+    while (static_cast<std::int32_t>(made.run.generated.size()) < generated) {
+        const std::int32_t token = draw.next(pass.logits().data(), model.config().vocab);
+        if (model.words().ends_generation(token)) break;
         made.run.generated.push_back(token);
-        made.run.generated_text += model.words().bytes_of(token);
         pass.feed_one(token);
-        token = greedy(pass.logits().data(), model.config().vocab);
-    }
-    if (following.empty()) {
-        const std::size_t fed = std::min(static_cast<std::size_t>(compared), made.run.generated.size());
-        following.assign(made.run.generated.begin(),
-                         made.run.generated.begin() + static_cast<std::ptrdiff_t>(fed));
-    }
-    pass.back_to_prompt();
-    made.logits = first;
-    if (!following.empty()) {
-        pass.feed(following);
-        made.logits.insert(made.logits.end(), pass.logits().begin(), pass.logits().end());
     }
     return made;
+}
+
+/// Feeds the tokens that the answers are compared on.
+void feed(reader& pass, const std::vector<std::int32_t>& following, outcome& made) {
+    pass.back_to_prompt();
+    if (following.empty()) return;
+    pass.feed(following);
+    made.logits.insert(made.logits.end(), pass.logits().begin(), pass.logits().end());
+}
+
+/// Cuts what was generated to what is shown.
+void show(const loaded_model& model, std::int32_t tokens, prefill_run& run) {
+    run.generated.resize(std::min(run.generated.size(), static_cast<std::size_t>(tokens)));
+    for (const std::int32_t token : run.generated) {
+        run.generated_text += model.words().bytes_of(token);
+    }
 }
 
 /// Primitives are compiled and threads started by their first use, which is not what is compared.
@@ -123,14 +122,30 @@ void run_compare(const options& chosen) {
     std::vector<std::int32_t> following(tokens.begin() + plan.prompt,
                                         tokens.begin() + plan.prompt + plan.held_out);
     const bool real = !following.empty();
-    const std::int32_t room = model.config().context - plan.prompt;
-    const std::int32_t generated = std::min(room, std::max(shown_tokens, real ? 0 : plan.compared));
+    const std::int32_t shown = std::min(chosen.tokens, model.config().context - plan.prompt);
+    const std::int32_t room = std::max(plan.compared, shown);
 
     warm_up(model, policy, prompt);
-    const outcome dense_run =
-        read(model, dense(), "reading, dense", prompt, following, plan.compared, generated);
-    const outcome sparse_run = read(model, policy, "reading, sparsified", prompt, following, plan.compared,
-                                    std::min(room, shown_tokens));
+    outcome dense_run;
+    {
+        reset_peak_memory();
+        reader pass(model, dense(), plan.prompt, room);
+        dense_run = read(model, pass, "reading, dense", prompt, chosen.sampling, real ? shown : room);
+        if (!real) { // both runs are compared on what the dense one says
+            following = dense_run.run.generated;
+            following.resize(std::min(following.size(), static_cast<std::size_t>(plan.compared)));
+        }
+        feed(pass, following, dense_run);
+    }
+    outcome sparse_run;
+    {
+        reset_peak_memory();
+        reader pass(model, policy, plan.prompt, room);
+        sparse_run = read(model, pass, "reading, sparsified", prompt, chosen.sampling, shown);
+        feed(pass, following, sparse_run);
+    }
+    show(model, shown, dense_run.run);
+    show(model, shown, sparse_run.run);
 
     report made;
     made.model = model.weights().name();

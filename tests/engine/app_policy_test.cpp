@@ -208,7 +208,7 @@ TEST_CASE("app: bad policies are refused by path") {
         {with("\"layers\": [], \"name\": \"\xff\""), "f.json: expected JSON"},
         {std::string(R"({"uniprefill_policy": 1, "layers": []}\0x)", 40), "f.json: expected JSON"},
         {std::string(1000000, '['), "at most 3 levels"},
-        {std::string((std::size_t{1} << 20) + 1, ' '), "at most 1048576 bytes"},
+        {std::string((std::size_t{1} << 16) + 1, ' '), "at most 65536 bytes"},
         {with("\"layers\": [], \"name\": \"" + std::string(201, 'x') + "\""),
          "name: expected at most 200 bytes"},
     };

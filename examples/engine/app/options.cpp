@@ -285,10 +285,14 @@ void check_whole(const options& chosen) {
 /// What the options say, over what the policy had.
 void change(uniprefill::selection_rule& rule, const policy_options& by) {
     using uniprefill::rule_kind;
+    const bool shareless = rule.kind == rule_kind::fixed_budget;
     if (by.selector) rule.kind = *by.selector;
     if (by.budget) rule.budget_rows = *by.budget;
     if (by.selector && *by.selector != rule_kind::fixed_budget) rule.budget_rows = 0;
     if (by.scope) rule.scope = *by.scope;
+    if (shareless && rule.kind == rule_kind::top_p) {
+        rule.p = uniprefill::unit_fraction::from(default_share(rule.scope));
+    }
     if (by.share) rule.p = uniprefill::unit_fraction::from(*by.share);
     if (by.min_kept) rule.min_kept_rows = *by.min_kept;
     if (by.max_kept) rule.max_kept_rows = *by.max_kept;

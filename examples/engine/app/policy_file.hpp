@@ -33,7 +33,7 @@ namespace engine {
 //   }
 
 /// Larger files are refused unread.
-constexpr std::size_t max_policy_bytes = std::size_t{1} << 20;
+constexpr std::size_t max_policy_bytes = std::size_t{1} << 16;
 
 /// Reads a policy file. Strict: what isn't known, is twice there, has the wrong type or is out of range is an
 /// `error` whose argument is `source` and the JSON path.

@@ -125,7 +125,7 @@ void basic_machine<Ops>::project_qkv() {
     ops.multiply(weights.qkv, normed_.data(), rows.num_rows, qkv_.data());
     // q and k of a row lie side by side, so one call rotates both.
     ops.rope(qkv_.data(), qkv_elements_, config_.head_dim, config_.heads + config_.kv_heads, rows.num_rows,
-             rows.positions, session_.model().rope());
+             rows.positions, session_.rope());
 
     auto& ledger = session_.drops();
     throw_if_failed(ledger.append(ledger_step_, layer_, rows));
@@ -192,38 +192,62 @@ void basic_machine<Ops>::record(const uniprefill::selection& decided, const unip
         const std::int32_t original = map.identity ? row : map.kept_to_old[row];
         dropped_at_[static_cast<std::size_t>(original)] = decided.old_to_kept[row] < 0 ? layer_ : -1;
     }
-    for (std::int32_t s = 0; s < before.num_segments; ++s) {
-        const std::int32_t request = before.request_of(s);
-        const std::int32_t context =
-            cached_lens_[static_cast<std::size_t>(request)] - before.cu_seqlens[request];
-        const std::int32_t begin =
-            std::max(before.segment_begin(s), before.segment_end(s) - session_.options().num_observations);
-        for (std::int32_t row = begin; row < before.segment_end(s); ++row) {
-            into.estimator_pairs += context + row + 1;
-        }
-    }
-    const uniprefill::mass_view& masses = step_.masses();
-    const std::int32_t first = before.segment_begin(0);
-    const std::int64_t offset = uniprefill::block_offset(0, first, decided.block_rows);
-    const std::int32_t blocks = uniprefill::num_blocks(before.segment_end(0) - first, decided.block_rows);
     double total = 0;
-    for (std::int64_t b = offset; b < offset + blocks; ++b) {
-        const std::int32_t begin = first + static_cast<std::int32_t>(b - offset) * decided.block_rows;
-        const std::int32_t end = std::min(begin + decided.block_rows, before.segment_end(0));
-        bool forced = true;
-        for (std::int32_t row = begin; row < end; ++row) {
-            forced = forced && uniprefill::is_forced_row(before, 0, row);
+    for (std::int32_t s = 0; s < before.num_segments; ++s) {
+        into.estimator_pairs += pairs_estimated(s, before, decided.outcomes[s].reason);
+        if (before.request_of(s) == 0) {
+            total += record_blocks(s, before, decided);
         }
-        into.block_mass.push_back(static_cast<double>(masses.free[b]) +
-                                  static_cast<double>(masses.forced[b]));
-        into.block_first_position.push_back(before.positions[begin]);
-        into.block_kept.push_back(decided.keeps_block(b));
-        into.block_forced.push_back(forced);
-        total += into.block_mass.back();
     }
     for (double& mass : into.block_mass) {
         mass = total > 0 ? mass / total : 0;
     }
+}
+
+template <class Ops>
+std::int64_t basic_machine<Ops>::pairs_estimated(std::int32_t segment, const uniprefill::batch_view& before,
+                                                 uniprefill::keep_reason reason) const {
+    using uniprefill::keep_reason;
+    if (reason == keep_reason::empty || reason == keep_reason::not_prefill ||
+        reason == keep_reason::switched_off || reason == keep_reason::short_segment) {
+        return 0;
+    }
+    const std::int32_t request = before.request_of(segment);
+    const std::int64_t context =
+        std::int64_t{cached_lens_[static_cast<std::size_t>(request)]} - before.cu_seqlens[request];
+    const std::int32_t end = before.segment_end(segment);
+    std::int64_t pairs = 0;
+    for (std::int32_t row =
+             std::max(before.segment_begin(segment), end - session_.options().num_observations);
+         row < end; ++row) {
+        pairs += context + row + 1;
+    }
+    return pairs;
+}
+
+template <class Ops>
+double basic_machine<Ops>::record_blocks(std::int32_t segment, const uniprefill::batch_view& before,
+                                         const uniprefill::selection& decided) {
+    layer_record& into = now();
+    const uniprefill::mass_view& masses = step_.masses();
+    const std::int32_t first = before.segment_begin(segment);
+    std::int64_t block = uniprefill::block_offset(segment, first, decided.block_rows);
+    double total = 0;
+    for (std::int32_t begin = first; begin < before.segment_end(segment);
+         begin += decided.block_rows, ++block) {
+        const std::int32_t end = std::min(begin + decided.block_rows, before.segment_end(segment));
+        bool forced = true;
+        for (std::int32_t row = begin; row < end; ++row) {
+            forced = forced && uniprefill::is_forced_row(before, segment, row);
+        }
+        into.block_mass.push_back(static_cast<double>(masses.free[block]) +
+                                  static_cast<double>(masses.forced[block]));
+        into.block_first_position.push_back(before.positions[begin]);
+        into.block_kept.push_back(decided.keeps_block(block));
+        into.block_forced.push_back(forced);
+        total += into.block_mass.back();
+    }
+    return total;
 }
 
 template <class Ops>

@@ -31,7 +31,7 @@ struct layer_record {
     bool selected = false;                             ///< whether a decision was taken, and then:
     std::vector<uniprefill::segment_outcome> outcomes; // [num_segments]
     std::int64_t estimator_pairs = 0; ///< (query, key) pairs that the estimator scored, of one head
-    /// Blocks of the first segment.
+    /// Blocks of the first request, span after span.
     std::vector<double> block_mass;                 ///< share of all mass, forced rows included
     std::vector<std::int32_t> block_first_position; ///< original position of the first row
     std::vector<bool> block_kept;                   ///< every row of it goes on
@@ -79,6 +79,11 @@ class basic_machine {
     void project_logits();
     void leave(const uniprefill::selection& decided);
     void record(const uniprefill::selection& decided, const uniprefill::batch_view& before);
+    std::int64_t pairs_estimated(std::int32_t segment, const uniprefill::batch_view& before,
+                                 uniprefill::keep_reason reason) const;
+    /// @return the segment's mass
+    double record_blocks(std::int32_t segment, const uniprefill::batch_view& before,
+                         const uniprefill::selection& decided);
     std::int64_t num_rows() const { return step_.rows().num_rows; }
     float* hidden() const { return static_cast<float*>(step_.rows_of(hidden_rows_).data); }
     layer_record& now() { return records_[static_cast<std::size_t>(layer_)]; }

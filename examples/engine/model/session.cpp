@@ -3,6 +3,8 @@
 
 #include "engine/model/session.hpp"
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace engine {
@@ -14,7 +16,8 @@ uniprefill::limits step_limits(const llama_config& config, const session_options
     bounds.max_requests = options.max_requests;
     bounds.max_segments = options.max_segments;
     bounds.max_rows = options.max_step_rows;
-    bounds.max_cached_tokens = options.max_requests * options.max_tokens;
+    bounds.max_cached_tokens = static_cast<std::int32_t>(std::min<std::int64_t>(
+        std::int64_t{options.max_requests} * options.max_tokens, std::numeric_limits<std::int32_t>::max()));
     bounds.num_layers = config.layers;
     bounds.num_heads = config.heads;
     bounds.num_kv_heads = config.kv_heads;
@@ -31,6 +34,7 @@ basic_session<Ops>::basic_session(const basic_weights<Ops>& model, Ops& ops, ses
     : model_(model)
     , ops_(ops)
     , options_(std::move(options))
+    , rope_(options_.max_tokens, model.config().rope_dims, model.config().rope_base)
     , cache_(model.config().layers, options_.max_requests, model.config().kv_heads, model.config().head_dim) {
     using uniprefill::throw_if_failed;
     const llama_config& config = model.config();

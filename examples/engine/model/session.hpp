@@ -67,6 +67,7 @@ class basic_session {
     const basic_weights<Ops>& model() const { return model_; }
     const session_options& options() const { return options_; }
     Ops& ops() { return ops_; }
+    const typename Ops::rope_table& rope() const { return rope_; }
     kv_store& cache() { return cache_; }
     ledger& drops() { return ledger_; }
     const sparsifier& policy() const { return *sparsifier_; }
@@ -79,6 +80,7 @@ class basic_session {
     const basic_weights<Ops>& model_;
     Ops& ops_;
     session_options options_;
+    typename Ops::rope_table rope_; ///< of max_tokens positions: a file may claim any context length
     contiguous_kv_store cache_;
     std::unique_ptr<sparsifier> sparsifier_;
     std::unique_ptr<library_memory> ledger_memory_;

@@ -63,8 +63,7 @@ basic_weights<Ops>::basic_weights(const gguf& file, typename Ops::arithmetic kin
     : config_(read_llama_config(file))
     , name_(file.find_string("general.name").value_or("unnamed"))
     , embedding_(&tensor(file, "token_embd.weight"))
-    , output_norm_(vector_of(tensor(file, "output_norm.weight")))
-    , rope_(config_.context, config_.rope_dims, config_.rope_base) {
+    , output_norm_(vector_of(tensor(file, "output_norm.weight"))) {
     using matrix = typename Ops::matrix;
     for (std::int32_t l = 0; l < config_.layers; ++l) {
         const std::string block = "blk." + std::to_string(l) + ".";

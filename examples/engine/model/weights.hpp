@@ -36,7 +36,6 @@ class basic_weights {
     const std::vector<layer_weights<Ops>>& layers() const { return layers_; }
     const std::vector<float>& output_norm() const { return output_norm_; }
     const typename Ops::matrix& head() const { return head_; }
-    const typename Ops::rope_table& rope() const { return rope_; }
     /// Bytes of the packed matrices.
     std::size_t bytes() const;
 
@@ -51,7 +50,6 @@ class basic_weights {
     std::vector<layer_weights<Ops>> layers_;
     std::vector<float> output_norm_;
     typename Ops::matrix head_;
-    typename Ops::rope_table rope_;
 };
 
 using cpu_weights = basic_weights<cpu_ops>;

@@ -105,6 +105,17 @@ struct batch_view {
     return rows / block_rows + (rows % block_rows != 0 ? 1 : 0);
 }
 
+/// Entries that the blocks of @p batch use in arrays laid out by block_offset(): none lies at or beyond this.
+[[nodiscard]] UNIPREFILL_API inline std::int64_t used_blocks(const batch_view& batch,
+                                                             std::int32_t block_rows) noexcept {
+    if (batch.num_segments == 0) {
+        return 0;
+    }
+    const std::int32_t last = batch.num_segments - 1;
+    const std::int32_t begin = batch.segment_begin(last);
+    return block_offset(last, begin, block_rows) + num_blocks(batch.segment_end(last) - begin, block_rows);
+}
+
 /// Whether a row must be kept: below the sink, in the segment's tail, or in a span that the caller named.
 /// O(spans of the request). @p row is a packed row of @p segment.
 [[nodiscard]] UNIPREFILL_API inline bool is_forced_row(const batch_view& batch, std::int32_t segment,

@@ -12,7 +12,9 @@
 UNIPREFILL_BEGIN_NAMESPACE
 
 /// What an object must be able to hold. Known to the host, fixed for the life of an object; everything that
-/// varies from step to step is an array. Workspace sizes are monotone in each extent.
+/// varies from step to step is an array. Workspace sizes are monotone in rows, cached tokens, requests,
+/// segments, head_dim, n and heads of a group, so an engine may size once for its maximum; a larger G needs
+/// less.
 struct limits {
     std::int32_t max_requests = 1;       ///< requests in one step
     std::int32_t max_segments = 1;       ///< (request, span) pairs in one step, >= max_requests
@@ -36,7 +38,7 @@ struct limits {
     }
     /// Upper bound of the blocks of all segments of a step, as block_offset() lays them out.
     [[nodiscard]] UNIPREFILL_API constexpr std::int64_t max_blocks() const noexcept {
-        return static_cast<std::int64_t>(max_rows) / block_rows + max_segments;
+        return block_rows > 0 ? static_cast<std::int64_t>(max_rows) / block_rows + max_segments : 0;
     }
 };
 
@@ -53,8 +55,8 @@ struct limits {
         require(l.max_cached_tokens >= 0, "limits.max_cached_tokens", ">= 0", l.max_cached_tokens));
     UNIPREFILL_TRY(require(l.num_layers >= 1, "limits.num_layers", ">= 1", l.num_layers));
     UNIPREFILL_TRY(require(l.num_kv_heads >= 1, "limits.num_kv_heads", ">= 1", l.num_kv_heads));
-    UNIPREFILL_TRY(require(l.num_heads >= 1 && l.num_heads % l.num_kv_heads == 0, "limits.num_heads",
-                           "a multiple of num_kv_heads", l.num_heads));
+    UNIPREFILL_TRY(require(l.num_heads >= 1 && l.num_heads <= 65536 && l.num_heads % l.num_kv_heads == 0,
+                           "limits.num_heads", "a multiple of num_kv_heads, at most 65536", l.num_heads));
     UNIPREFILL_TRY(require(l.head_dim >= 1 && l.head_dim <= 256, "limits.head_dim", "1..256", l.head_dim));
     UNIPREFILL_TRY(
         require(l.block_rows >= 8 && l.block_rows <= 256, "limits.block_rows (G)", "8..256", l.block_rows));

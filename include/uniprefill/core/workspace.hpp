@@ -16,7 +16,7 @@ UNIPREFILL_BEGIN_NAMESPACE
 ///
 /// Made without memory it only counts: every function that carves can be run on `workspace{}` to learn its
 /// size, so the size query and the use can't disagree. Sizes are pure (no device needed) and monotone in
-/// every extent of `limits`, so an engine may size once for its maximum.
+/// the extents that `limits` names, so an engine may size once for its maximum.
 class workspace {
   public:
     /// Every piece starts at a multiple of this many bytes.

@@ -36,7 +36,8 @@ struct ledger_limits {
         return good ? success() : failure(status_code::invalid_argument, argument, expected, came);
     };
     UNIPREFILL_TRY(require(l.max_requests >= 1, "ledger_limits.max_requests", ">= 1", l.max_requests));
-    UNIPREFILL_TRY(require(l.max_tokens >= 0, "ledger_limits.max_tokens", ">= 0", l.max_tokens));
+    UNIPREFILL_TRY(require(l.max_tokens >= 0 && l.max_tokens <= 1 << 30, "ledger_limits.max_tokens",
+                           "0..2^30", l.max_tokens));
     UNIPREFILL_TRY(require(l.num_layers >= 1, "ledger_limits.num_layers", ">= 1", l.num_layers));
     UNIPREFILL_TRY(require(l.num_sets >= 1 && l.num_sets - 1 <= l.num_layers, "ledger_limits.num_sets",
                            "1..num_layers + 1", l.num_sets));

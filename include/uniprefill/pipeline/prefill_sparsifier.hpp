@@ -26,6 +26,7 @@ UNIPREFILL_BEGIN_NAMESPACE
 /// stream)`, reduces `count` integers in place over all ranks, and leaves the same result on each.
 ///
 /// A status other than ok ends decide(), which returns it. The result must not depend on the order of ranks.
+/// It isn't called where decide() refuses its arguments, which every rank then does, given the same ones.
 struct no_reduction {
     /// Leaves the buffer as it is and succeeds: one rank is all there is. O(1), thread-safe, deterministic.
     template <class Stream>
@@ -78,7 +79,8 @@ class prefill_sparsifier {
     /// @return invalid_argument or out_of_range, naming the field and layer. Thread-safe, deterministic.
     [[nodiscard]] UNIPREFILL_HOST_API status check() const noexcept;
 
-    /// Bytes that a step needs. Pure, monotone in each extent of `limits`; linear in rows and blocks.
+    /// Bytes that a step needs, 0 where check() fails. Pure; monotone in rows, cached tokens, requests and
+    /// segments; linear in rows and blocks.
     [[nodiscard]] UNIPREFILL_HOST_API std::size_t workspace_bytes() const noexcept;
 
     /// Whether @p layer takes decisions.

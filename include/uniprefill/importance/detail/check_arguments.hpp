@@ -81,17 +81,6 @@ template <class T>
     return require_pointer(cache.pages, "keys.cached.pages");
 }
 
-/// Blocks that the segments of a batch reach, as block_offset() lays them out.
-[[nodiscard]] inline UNIPREFILL_HOST_API std::int64_t used_blocks(const batch_view& batch,
-                                                                  std::int32_t block_rows) noexcept {
-    if (batch.num_segments == 0) {
-        return 0;
-    }
-    const std::int32_t last = batch.num_segments - 1;
-    const std::int32_t begin = batch.segment_begin(last);
-    return block_offset(last, begin, block_rows) + num_blocks(batch.segment_end(last) - begin, block_rows);
-}
-
 [[nodiscard]] inline UNIPREFILL_HOST_API status check_outputs(const mass_view& out,
                                                               const head_mass_view& per_head,
                                                               const batch_view& batch,

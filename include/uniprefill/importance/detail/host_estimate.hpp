@@ -401,7 +401,7 @@ UNIPREFILL_HOST_API void estimate_on_host(host_problem<T, Cache>& problem) noexc
 
     bool sinks_are_finite = true;
     for (std::int32_t head = 0; problem.sink_logits != nullptr && head < bounds.num_heads; ++head) {
-        sinks_are_finite = sinks_are_finite && !is_non_finite(problem.sink_logits[head]);
+        sinks_are_finite = sinks_are_finite && !is_non_finite(problem.sink_logits[head] * log2_of_e);
     }
     if (sinks_are_finite) {
         host_estimate<T, Cache, HeadReduction, Build>(problem).run();

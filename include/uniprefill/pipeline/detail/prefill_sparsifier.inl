@@ -83,6 +83,9 @@ status prefill_sparsifier<Policy, Backend>::check() const noexcept {
 
 template <class Policy, class Backend>
 std::size_t prefill_sparsifier<Policy, Backend>::workspace_bytes() const noexcept {
+    if (!check().ok()) {
+        return 0;
+    }
     workspace count;
     static_cast<void>(count.take<std::byte>(detail::lineage_bytes<Backend>(bounds_)));
     static_cast<void>(selection::carve(count, bounds_, Backend::space));
@@ -153,6 +156,9 @@ status prefill_step<Policy, Backend>::decide(std::int32_t layer, const head_rows
                                              const Reduction& reduction) noexcept {
     const limits& bounds = made_by_->bounds();
     batch_view batch = lineage_.current();
+    if (layer < 0 || layer >= bounds.num_layers) {
+        return failure(status_code::out_of_range, "layer", "0..limits.num_layers - 1", layer);
+    }
     if (!lineage_.has_begun()) {
         return failure(status_code::wrong_state, "decide", "begin() before", layer).at_layer(layer);
     }
@@ -169,14 +175,17 @@ status prefill_step<Policy, Backend>::decide(std::int32_t layer, const head_rows
 
     const metrics_observer& observer = made_by_->options().observer;
     detail::stage_clock clock(observer.on_stage_times != nullptr);
-    // The estimator writes what this step uses; ranks reduce the whole buffer, whose size they agree on.
-    std::fill_n(masses_.free, mass_view::rank_buffer_size(bounds), std::int64_t{0});
     const importance_estimator<typename Policy::estimator, Backend> estimator(bounds);
     if (const status done =
             estimator.run(q, keys, attention, batch, masses_, head_mass_view{}, scratch_, queue);
         !done.ok()) {
         return done.at_layer(layer);
     }
+    // The estimator writes what this step uses; ranks reduce the whole buffer, whose size they agree on.
+    const std::int64_t used = used_blocks(batch, bounds.block_rows);
+    std::fill(masses_.free + used, masses_.forced, std::int64_t{0});
+    std::fill(masses_.forced + used, masses_.faults, std::int64_t{0});
+    std::fill(masses_.faults + batch.num_segments, masses_.faults + masses_.num_segments, std::int64_t{0});
     if (const status done = reduction(masses_.free, mass_view::rank_buffer_size(bounds),
                                       Policy::estimator::head_reduction::ranks, queue);
         !done.ok()) {
