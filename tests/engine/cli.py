@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The uniprefill authors
+"""The program as a person meets it: bad input is one line that names the argument, exit code 2, nothing half-written.
+
+usage: cli.py ENGINE. Skipped (77) where UNIPREFILL_MODEL doesn't name the model's file.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+engine = sys.argv[1]
+model = os.environ.get("UNIPREFILL_MODEL", "")
+if not os.path.isfile(model):
+    print("UNIPREFILL_MODEL doesn't name the model's file")
+    sys.exit(77)
+
+faults = []
+folder = pathlib.Path(tempfile.mkdtemp())
+
+
+def run(*arguments, text=None):
+    return subprocess.run([engine, *map(str, arguments)], input=text, capture_output=True, text=True, timeout=120)
+
+
+def refuses(named, *arguments, text=None):
+    """The command ends with exit code 2 and one line that has `named`, what was expected and what came."""
+    done = run(*arguments, text=text)
+    line = done.stderr.strip()
+    good = (
+        done.returncode == 2
+        and "\n" not in line
+        and line.startswith("uniprefill-engine: ")
+        and named in line
+        and "expected" in line
+        and "came" in line
+        and done.stdout == ""
+    )
+    if not good:
+        faults.append(f"{arguments}: exit code {done.returncode}, {done.stdout!r}, {done.stderr!r}")
+
+
+def file(name, content):
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+out = folder / "report"
+prompt = ("--text", "The capital of France is")
+with open(model, "rb") as whole:
+    head = whole.read(1 << 20)
+
+for bad in (folder / "missing.gguf", folder, file("empty.gguf", b""), file("text.gguf", b"not a model at all" * 10)):
+    refuses(bad.name, "generate", "--model", bad, *prompt)
+    refuses(bad.name, "inspect", "--model", bad)
+for size in (4, 24, 100, 5000, len(head)):
+    refuses("", "inspect", "--model", file("truncated.gguf", head[:size]))
+swapped = head.replace(b"\x05\x00\x00\x00\x00\x00\x00\x00llama", b"\x05\x00\x00\x00\x00\x00\x00\x00lamba", 1)
+refuses("", "generate", "--model", file("other.gguf", swapped), *prompt)
+
+refuses("--text-file", "generate", "--model", model, "--text-file", folder / "missing.txt")
+refuses("", "generate", "--model", model, "--text", "")
+refuses("", "generate", "--model", model, "--text-file", "-", text="")
+refuses("", "generate", "--model", model, "--text", " a" * 9000)
+for option, values in {
+    "--p": ("0", "-1", "1.0001", "nan", "x"),
+    "--block-rows": ("7", "257", "1e3"),
+    "--observations": ("0", "513"),
+    "--layers": ("30", "3,3", "7,5", "-1", "7:2", "x"),
+    "--threads": ("0", "100000"),
+    "--tokens": ("-1",),
+    "--temperature": ("-1", "inf"),
+    "--policy": (folder / "missing.json", file("bad.json", b"{"), file("deep.json", b"[" * 60000)),
+    "--selector": ("best",),
+}.items():
+    for value in values:
+        named = value.name if isinstance(value, pathlib.Path) else option
+        refuses(named, "generate", "--model", model, *prompt, option, value)
+refuses("", "generate", "--model", model, *prompt, "--nonsense")
+refuses("/dev/null/report", "compare", "--model", model, *prompt, "--out", "/dev/null/report")
+if list(folder.glob("report*")):
+    faults.append("a refused run left a report")
+
+answer = run("generate", "--model", model, *prompt, "--tokens", 2)
+if answer.returncode != 0 or answer.stdout != " Paris.\n":
+    faults.append(f"generate: {answer}")
+
+# A text that the model answers with its end at once still compares, and --tokens holds for both runs.
+chat = "<|im_start|>user\nHello<|im_end|>\n"
+compared = run("compare", "--model", model, "--text", chat * 3, "--tokens", 3, "--out", out, "--json")
+if compared.returncode != 0:
+    faults.append(f"compare: {compared}")
+else:
+    report = json.loads(compared.stdout)
+    if report != json.loads((out / "report.json").read_text()) or not (out / "report.html").exists():
+        faults.append("compare: what is printed isn't what is written")
+    if max(len(report[name]["generated_ids"]) for name in ("dense", "sparsified")) > 3:
+        faults.append("compare: --tokens isn't honoured")
+
+for fault in faults:
+    print(fault)
+print(f"{len(faults)} fault(s)")
+sys.exit(1 if faults else 0)
