@@ -6,6 +6,7 @@
 Needs matplotlib. usage: plot.py RESULTS.json PLOT.svg
 """
 
+import io
 import json
 import sys
 
@@ -50,7 +51,10 @@ def main():
     by_work.set_ylabel("KL mean, nats")
     by_work.set_ylim(bottom=0)
     by_work.legend(frameon=False)
-    figure.savefig(sys.argv[2], metadata={"Date": None})
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    with open(sys.argv[2], "w", encoding="utf-8") as file:
+        file.writelines(line.rstrip() + "\n" for line in drawn.getvalue().splitlines())
 
 
 main()
