@@ -73,8 +73,9 @@ arguments parse(int argc, char** argv) {
                                 name);
         }
     }
-    if (made.model.empty() || made.data.empty())
+    if (made.model.empty() || (made.data.empty() && made.tokenize.empty())) {
         throw engine::error("--model and --data", "both", "one or none");
+    }
     return made;
 }
 
