@@ -8,6 +8,8 @@
 #include <uniprefill/core/exceptions.hpp>
 #include <uniprefill/uniprefill.hpp>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <exception>
 #include <memory>
@@ -49,12 +51,9 @@ void project_qkv(const up::batch_view& rows, int layer, std::vector<float>& q, s
     for (int row = 0; row < rows.num_rows; ++row) {
         const int position = rows.positions[row];
         const float weight = position / 64 % 8 == layer % 8 ? 2.0f : 0.1f;
-        for (int i = 0; i < num_heads * head_dim; ++i) {
-            q[static_cast<std::size_t>(row * num_heads * head_dim + i)] = 1.0f;
-        }
-        for (int i = 0; i < num_kv_heads * head_dim; ++i) {
-            k[static_cast<std::size_t>(row * num_kv_heads * head_dim + i)] = weight;
-        }
+        std::fill_n(q.begin() + std::ptrdiff_t{row} * num_heads * head_dim, num_heads * head_dim, 1.0f);
+        std::fill_n(k.begin() + std::ptrdiff_t{row} * num_kv_heads * head_dim, num_kv_heads * head_dim,
+                    weight);
     }
 }
 

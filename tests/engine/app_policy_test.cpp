@@ -207,7 +207,7 @@ TEST_CASE("app: bad policies are refused by path") {
         {with(R"("layers": [{"layer": 1, "p": [[0.5]]}])"), "at most 3 levels"},
         {with("\"layers\": [], \"name\": \"\xff\""), "f.json: expected JSON"},
         {std::string(R"({"uniprefill_policy": 1, "layers": []}\0x)", 40), "f.json: expected JSON"},
-        {std::string(1000000, '['), "at most 3 levels"},
+        {std::string(60000, '['), "at most 3 levels"},
         {std::string((std::size_t{1} << 16) + 1, ' '), "at most 65536 bytes"},
         {with("\"layers\": [], \"name\": \"" + std::string(201, 'x') + "\""),
          "name: expected at most 200 bytes"},
