@@ -62,6 +62,7 @@ TEST_CASE("a ledger's limits and map are checked", "[ledger]") {
     using l = up::ledger_limits;
     CHECK(with(&l::max_requests, 0) == std::string("ledger_limits.max_requests"));
     CHECK(with(&l::max_tokens, -1) == std::string("ledger_limits.max_tokens"));
+    CHECK(with(&l::max_tokens, (1 << 30) + 1) == std::string("ledger_limits.max_tokens"));
     CHECK(with(&l::num_layers, 0) == std::string("ledger_limits.num_layers"));
     CHECK(with(&l::num_sets, 0) == std::string("ledger_limits.num_sets"));
     CHECK(with(&l::num_sets, 6) == std::string("ledger_limits.num_sets"));

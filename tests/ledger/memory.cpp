@@ -58,7 +58,7 @@ TEST_CASE("128K positions, 32 layers, 6 selecting layers: at most 64 KiB a reque
 }
 
 TEST_CASE("sizes beyond the address space are not forgotten modulo 2^64", "[ledger]") {
-    const up::ledger_limits l{2147483647, 2147483647, 65536, 65536, set_relation::independent};
+    const up::ledger_limits l{2147483647, 1 << 30, 65536, 65536, set_relation::independent};
     CHECK(up::drop_ledger<>::state_bytes(l) == static_cast<std::size_t>(-1));
     std::vector<std::int32_t> sets(65536);
     std::iota(sets.begin(), sets.end(), 0);
