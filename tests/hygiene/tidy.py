@@ -11,6 +11,9 @@ import gate
 parser = gate.arguments(__doc__)
 parser.add_argument("--build", type=pathlib.Path, help="a build tree with compile_commands.json, for the examples")
 options = parser.parse_args()
+# clang-tidy 14 crashes on vector types whose size is a template parameter.
+CRASHING = {"kernels_avx2.cpp", "kernels_avx512.cpp", "kernels_portable.cpp"}
+
 tool = gate.need("clang-tidy")
 root = options.root.resolve()
 common = [tool, "--quiet", "--warnings-as-errors=*", f"--config-file={root}/.clang-tidy"]
@@ -24,6 +27,8 @@ with gate.scratch() as folder:
     if database and database.exists():
         examples = {entry["file"] for entry in json.loads(database.read_text(encoding="utf-8"))}
         for source in sorted(examples):
+            if pathlib.Path(source).name in CRASHING:
+                continue
             if source.startswith(f"{root}/examples/") and source.endswith(".cpp"):
                 commands[source] = ([*common, "-p", options.build, "--extra-arg-before=-std=c++17",
                                      "--extra-arg=-Wno-unknown-warning-option", source], None)
