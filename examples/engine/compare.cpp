@@ -113,7 +113,7 @@ void run_compare(const options& chosen) {
     output_folder out(chosen.out);
     cpu::set_threads(chosen.threads);
     const std::string text = read_prompt(chosen, std::cin);
-    loaded_model model(chosen.model, product_arithmetic(chosen.arithmetic));
+    loaded_model model(chosen.model, chosen.arithmetic);
     const policy policy = resolve_policy(chosen, model.identity());
     const std::vector<std::int32_t> tokens = model.words().encode(text);
     const prompt_plan plan =

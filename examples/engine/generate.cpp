@@ -14,7 +14,7 @@ namespace engine {
 void run_generate(const options& chosen) {
     cpu::set_threads(chosen.threads);
     const std::string text = read_prompt(chosen, std::cin);
-    loaded_model model(chosen.model, product_arithmetic(chosen.arithmetic));
+    loaded_model model(chosen.model, chosen.arithmetic);
     const policy policy = chosen.dense ? dense() : resolve_policy(chosen, model.identity());
     const std::vector<std::int32_t> prompt = model.words().encode(text);
     const auto rows = static_cast<std::int32_t>(prompt.size());

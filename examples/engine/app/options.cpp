@@ -305,24 +305,10 @@ bool policy_options::any() const {
            observations || sink || tail || min_length || span || propagation || !layers.empty();
 }
 
-const char* name_of(arithmetic kind) {
-    switch (kind) {
-    case arithmetic::fp32:
-        return "fp32";
-    case arithmetic::bf16:
-        return "bf16";
-    case arithmetic::bf16x3:
-        return "bf16x3";
-    case arithmetic::automatic:
-        break;
-    }
-    return "auto";
-}
-
 bool parse(const std::string& text, arithmetic& kind) {
     for (const arithmetic one :
          {arithmetic::automatic, arithmetic::fp32, arithmetic::bf16, arithmetic::bf16x3}) {
-        if (text == name_of(one)) {
+        if (text == cpu::name(one)) {
             kind = one;
             return true;
         }

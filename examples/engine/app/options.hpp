@@ -4,6 +4,7 @@
 
 #include "engine/app/policy.hpp"
 #include "engine/app/sampling.hpp"
+#include "engine/cpu/features.hpp"
 
 #include <cstdint>
 #include <iosfwd>
@@ -15,13 +16,7 @@ namespace engine {
 
 enum class command { compare, generate, inspect };
 
-/// What the matrix products compute in.
-enum class arithmetic {
-    automatic, ///< the fastest that the machine has and the answer bears
-    fp32,
-    bf16,
-    bf16x3, ///< fp32 split into three bf16 products
-};
+using cpu::arithmetic; ///< what the matrix products compute in
 
 /// What the command line says about the policy; empty where it says nothing.
 struct policy_options {
@@ -98,7 +93,6 @@ struct prompt_plan {
 /// what follows it exceed the model's context.
 prompt_plan plan_prompt(const options& chosen, std::int32_t tokens, std::int32_t context);
 
-const char* name_of(arithmetic kind);
 bool parse(const std::string& text, arithmetic& kind);
 
 } // namespace engine
