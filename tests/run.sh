@@ -56,6 +56,7 @@ packages=(
     g++ clang llvm libclang-rt-dev libomp-dev g++-aarch64-linux-gnu
     clang-format clang-tidy doxygen
     catch2 libbenchmark-dev nlohmann-json3-dev libcli11-dev libopenblas-dev
+    openmpi-bin libopenmpi-dev
     libdnnl-dev ocl-icd-opencl-dev # the CMake files of the first ask for the second
 )
 

@@ -2,7 +2,13 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 
 /// @file
-/// Everything. So far that is what a plain C++17 compiler builds too; it compiles under nvcc unchanged.
+/// Everything: what a plain C++17 compiler can build, and what takes nvcc.
 #pragma once
 
+#include <uniprefill/core/cuda.cuh>
+#include <uniprefill/importance/importance.cuh>
+#include <uniprefill/propagate/add_norm.cuh>
+#include <uniprefill/propagate/compaction.cuh>
+#include <uniprefill/propagate/lineage.cuh>
+#include <uniprefill/select/selector.cuh>
 #include <uniprefill/uniprefill.hpp>

@@ -5,6 +5,7 @@
 /// Everything that a plain C++17 compiler can build.
 #pragma once
 
+#include <uniprefill/comm/reduction.hpp>
 #include <uniprefill/core/backend.hpp>
 #include <uniprefill/core/batch.hpp>
 #include <uniprefill/core/config.hpp>
@@ -20,6 +21,8 @@
 #include <uniprefill/core/status.hpp>
 #include <uniprefill/core/version.hpp>
 #include <uniprefill/core/workspace.hpp>
+#include <uniprefill/importance/attention_params.hpp>
+#include <uniprefill/importance/head_reduction.hpp>
 #include <uniprefill/importance/importance.hpp>
 #include <uniprefill/ledger/drop_ledger.hpp>
 #include <uniprefill/ledger/held_rows.hpp>

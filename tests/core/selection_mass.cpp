@@ -58,6 +58,27 @@ TEST_CASE("selection: carved arrays fit the limits, apart from each other") {
     CHECK(made.outcomes[4].cut_block == -1);
 }
 
+TEST_CASE("selection: knows the limits that it was carved for") {
+    up::limits bounds;
+    bounds.max_requests = 3;
+    bounds.max_segments = 5;
+    bounds.max_rows = 1000;
+    up::workspace counting;
+    const auto made = up::selection::carve(counting, bounds, up::memory_space::host);
+    CHECK(made.holds(bounds));
+    up::limits smaller = bounds;
+    smaller.max_rows = 10;
+    CHECK(made.holds(smaller));
+    for (std::int32_t field = 0; field < 4; ++field) {
+        up::limits larger = bounds;
+        larger.max_requests += field == 0 ? 1 : 0;
+        larger.max_segments += field == 1 ? 1 : 0;
+        larger.max_rows += field == 2 ? 1 : 0;
+        larger.block_rows = field == 3 ? 32 : 64; // more blocks
+        CHECK_FALSE(made.holds(larger));
+    }
+}
+
 TEST_CASE("selection: bits by block") {
     std::uint32_t bits[] = {0x80000001u, 0x00000002u};
     up::selection made;
@@ -74,12 +95,12 @@ TEST_CASE("selection: bits by block") {
 
 TEST_CASE("keep_reason: names, and which are faults") {
     std::set<std::string> names;
-    for (const std::int32_t reason : {0, 1, 2, 3, 4, 5, 64, 65, 66, 67, 68, 69}) {
+    for (const std::int32_t reason : {0, 1, 2, 3, 4, 5, 64, 65, 66, 67, 68, 69, 70}) {
         const auto value = static_cast<up::keep_reason>(reason);
         names.insert(up::to_string(value));
         CHECK(up::is_fault(value) == (reason >= 64));
     }
-    CHECK(names.size() == 12);
+    CHECK(names.size() == 13);
     CHECK(names.count("unknown reason") == 0);
 }
 

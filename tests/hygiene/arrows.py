@@ -4,7 +4,8 @@
 """What may include what: rooms know core and their own, with two exceptions; pipeline knows all; nobody knows engines.
 
 Own headers are named absolutely (<uniprefill/...>), exist, and form no circle. From outside: the C++17 library without
-its heavy parts, OpenMP and vector intrinsics; in .cuh also the toolkit's runtime and block-wide primitives.
+its heavy parts, OpenMP and vector intrinsics; in .cuh also the toolkit's runtime and block-wide primitives; in comm also
+the libraries between ranks.
 """
 
 import re
@@ -23,7 +24,7 @@ STANDARD = set(
 )
 INTRINSICS = {"omp.h", "immintrin.h", "arm_neon.h"}
 TOOLKIT = re.compile(r"^(cuda(_runtime(_api)?|_fp16|_bf16|_fp8|_pipeline)?\.h|nvtx3/nvToolsExt\.h|cub/(block|warp|util)\S*"
-                     r"|cuda/(std/)?\w+|mma\.h|nccl\.h|mpi\.h)$")  # fmt: skip
+                     r"|cuda/(std/)?\w+|mma\.h)$")  # fmt: skip
 
 options = gate.arguments(__doc__).parse_args()
 include = options.root / "include"
@@ -58,11 +59,13 @@ for header in names:
                 faults.append(f"{header}: {name} is a detail of another room")
             if name.endswith(".cuh") and header.endswith(".hpp"):
                 faults.append(f"{header}: a .hpp may not include {name}")
-            if gate.needs_exceptions(options.root, name) if (include / name).is_file() else False:
-                faults.append(f"{header}: {name} throws, so it is for users alone")
+            if (include / name).is_file() and gate.is_opt_in(options.root, name):
+                faults.append(f"{header}: {name} is opt-in, so it is for users alone")
         elif delimiter == '"':
             faults.append(f'{header}: "{name}": own headers are <uniprefill/...>')
         elif name in STANDARD or name in INTRINSICS:
+            pass
+        elif room == "comm" and (name == "mpi.h" or (name == "nccl.h" and header.endswith(".cuh"))):
             pass
         elif not (header.endswith((".cuh", ".inl")) and TOOLKIT.match(name)):
             faults.append(f"{header}: <{name}> is not among the headers that the library may use")

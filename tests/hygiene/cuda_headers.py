@@ -20,8 +20,9 @@ VARIANTS = {
 
 options = gate.arguments(__doc__).parse_args()
 nvcc = gate.need("nvcc")
-device = gate.headers(options.root, ".cuh")
-host = [h for h in gate.headers(options.root, ".hpp") if not gate.needs_exceptions(options.root, h)]
+device, device_flags = gate.compilable(options.root, nvcc, ".cuh")
+host, host_flags = gate.compilable(options.root, nvcc, ".hpp")
+host = [h for h in host if not gate.needs_exceptions(options.root, h)]
 sources = {header: gate.include_lines([header]) for header in device}
 sources["all .hpp"] = gate.include_lines(host)
 faults = []
@@ -32,7 +33,7 @@ with gate.scratch() as folder:
         path = f"{folder}/{source_name}"
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
-        return [nvcc, *BASE, f"-I{options.root}/include", *flags, "-c", path, "-o", f"{path}.o"], None
+        return [nvcc, *BASE, *device_flags, *host_flags, f"-I{options.root}/include", *flags, "-c", path, "-o", f"{path}.o"], None
 
     commands = {}
     for number, (name, text) in enumerate(sources.items()):

@@ -73,6 +73,43 @@ def needs_exceptions(root, header):
     return re.search(r"\bthrow\b", code_of(root / "include" / header)) is not None
 
 
+# Headers over a library that not everybody has: its header, and what prints the flags that find it (where it isn't found
+# without). They are opt-in: no other header may include them, no umbrella lists them, and they are compiled where the
+# library is installed.
+LIBRARIES = {"mpi.h": ["pkg-config", "--cflags-only-I", "mpi-cxx"], "nccl.h": []}
+
+
+def library_of(root, header):
+    """The header of the library that ours is over, None for those that need none."""
+    return next((name for _, name in includes(root / "include" / header) if name in LIBRARIES), None)
+
+
+def is_opt_in(root, header):
+    return needs_exceptions(root, header) or library_of(root, header) is not None
+
+
+def compilable(root, compiler, *suffixes):
+    """Headers whose libraries the compiler finds, and the flags that it finds them with. Tells which it doesn't find."""
+    ours = headers(root, *suffixes)
+    flags, absent = [], set()
+    for library in sorted({library_of(root, header) for header in ours} - {None}):
+        hint = LIBRARIES[library]
+        printed = run(hint).stdout if hint and shutil.which(hint[0]) else ""
+        folders = [word[2:] for word in printed.split() if word.startswith("-I")]
+        found = [word for folder in folders for word in ("-isystem", folder)]
+        found.append("-DOMPI_SKIP_MPICXX")  # Open MPI's C++ bindings are long gone from MPI
+        probe = f"#if !__has_include(<{library}>)\n#error\n#endif\n"
+        language = "cu" if "nvcc" in str(compiler) else "c++"
+        if run([compiler, *found, "-E", "-x", language, "-"], input=probe).returncode:
+            absent.add(library)
+        else:
+            flags += found
+    left_out = [header for header in ours if library_of(root, header) in absent]
+    for header in left_out:
+        print(f"left out, as <{library_of(root, header)}> isn't installed: {header}")
+    return [header for header in ours if header not in left_out], flags
+
+
 def code_of(path):
     """The text without comments and string literals, line structure kept."""
     pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)

@@ -12,9 +12,10 @@ parser.add_argument("--flag", action="append", default=[], help="one more compil
 options = parser.parse_args()
 
 compiler = gate.need(options.compiler)
+headers, library_flags = gate.compilable(options.root, compiler, ".hpp")
 commands = {}
-for header in gate.headers(options.root, ".hpp"):
-    command = [compiler, f"-std={options.std}", "-fsyntax-only", *gate.WARNINGS, *options.flag]
+for header in headers:
+    command = [compiler, f"-std={options.std}", "-fsyntax-only", *gate.WARNINGS, *library_flags, *options.flag]
     if not gate.needs_exceptions(options.root, header):
         command += gate.NO_RUNTIME
     commands[header] = (

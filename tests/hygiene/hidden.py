@@ -13,8 +13,8 @@ import gate
 
 options = gate.arguments(__doc__).parse_args()
 clang = gate.need("clang++")
-names = gate.headers(options.root, ".hpp")
-command = [clang, "-std=c++17", "-fsyntax-only", f"-I{options.root}/include", "-fno-color-diagnostics", "-x", "c++", "-"]
+names, flags = gate.compilable(options.root, clang, ".hpp")
+command = [clang, *flags, "-std=c++17", "-fsyntax-only", f"-I{options.root}/include", "-fno-color-diagnostics", "-x", "c++", "-"]
 command += ["-Xclang", "-ast-dump", "-Xclang", "-ast-dump-filter=uniprefill"]
 tree = gate.run(command, input=gate.include_lines(names))
 if tree.returncode:

@@ -13,6 +13,7 @@ import gate
 
 options = gate.arguments(__doc__).parse_args()
 compiler = gate.need("g++")
+compilable, flags = gate.compilable(options.root, compiler, ".hpp")
 faults = []
 
 names = gate.headers(options.root, ".hpp", ".cuh", ".inl")
@@ -24,7 +25,7 @@ for header in names:
 
 
 def macros_after(text):
-    command = [compiler, "-std=c++17", "-dM", "-E", f"-I{options.root}/include", "-x", "c++", "-"]
+    command = [compiler, *flags, "-std=c++17", "-dM", "-E", f"-I{options.root}/include", "-x", "c++", "-"]
     result = gate.run(command, input=text)
     if result.returncode:
         gate.finish([result.stdout], "the preprocessed headers")
@@ -32,7 +33,7 @@ def macros_after(text):
 
 
 foreign = gate.foreign_includes(options.root, ".hpp", ".inl")
-ours = gate.include_lines(gate.headers(options.root, ".hpp"))
+ours = gate.include_lines(compilable)
 for macro in sorted(macros_after(foreign + ours) - macros_after(foreign)):
     if not macro.startswith("UNIPREFILL_"):
         faults.append(f"{macro} is defined once all headers are included")

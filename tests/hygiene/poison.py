@@ -19,9 +19,11 @@ poison += "".join(f"#undef {n}\n#define {n} poisoned macro {n}\n" for n in OBJEC
 # Toolkit headers don't survive this themselves, so theirs and the standard's come first.
 before = gate.foreign_includes(options.root, ".hpp", ".inl") + poison
 
+headers, flags = gate.compilable(options.root, compiler, ".hpp")
+flags += ["-std=c++17", "-fsyntax-only", *gate.WARNINGS, f"-I{options.root}/include"]
 commands = {}
-for header in gate.headers(options.root, ".hpp"):
-    command = [compiler, "-std=c++17", "-fsyntax-only", *gate.WARNINGS, f"-I{options.root}/include", "-x", "c++", "-"]
+for header in headers:
+    command = [compiler, *flags, "-x", "c++", "-"]
     commands[header] = (command, before + gate.include_lines([header]))
 failures = gate.run_all(commands, options.jobs)
 gate.finish([f"{header}:\n{output}" for header, output in failures], f"{len(commands)} headers")

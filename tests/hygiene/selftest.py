@@ -14,6 +14,7 @@ SCALE = "include/uniprefill/core/scale.hpp"
 RULE = "include/uniprefill/select/rule.hpp"
 UMBRELLA = "include/uniprefill/uniprefill.hpp"
 KERNEL = "include/uniprefill/core/kernel.cuh"
+RANKS = "include/uniprefill/comm/ranks.hpp"
 
 CLEAN = {
     SCALE: """
@@ -88,6 +89,26 @@ __global__ UNIPREFILL_SELFTEST_HIDDEN void twice_kernel(T* values, int count) {
     if (i < count) {
         values[i] = 2 * values[i];
     }
+}
+
+} // namespace uniprefill
+""",
+    RANKS: """
+/// @file
+/// A clean header over a library, which not everybody has: in no umbrella.
+#pragma once
+
+#include <uniprefill/core/scale.hpp>
+
+#include <mpi.h>
+
+namespace uniprefill {
+
+/// How many ranks there are.
+inline UNIPREFILL_SELFTEST_HIDDEN int num_ranks(MPI_Comm ranks) noexcept {
+    int count = 0;
+    MPI_Comm_size(ranks, &count);
+    return count;
 }
 
 } // namespace uniprefill
@@ -176,6 +197,7 @@ CASES = [
     ("umbrella.py", [], {
         "a header left out": (create("include/uniprefill/select/other.hpp", header("")), "other.hpp is missing"),
         "a detail listed": (into(UMBRELLA, "#include <uniprefill/core/detail/x.hpp>"), "doesn't belong"),
+        "a header over a library listed": (into(UMBRELLA, f"#include <{RANKS[8:]}>"), "doesn't belong"),
     }),
     ("arrows.py", [], {
         "a sibling": (create("include/uniprefill/propagate/x.hpp", header("#include <uniprefill/select/rule.hpp>\n")),
@@ -184,6 +206,9 @@ CASES = [
         "an engine's header": (into(KERNEL, "#include <torch/torch.h>"), "torch/torch.h"),
         "a heavy header": (into(RULE, "#include <iostream>"), "iostream"),
         "a relative name": (into(RULE, '#include "../core/scale.hpp"'), "own headers are"),
+        "an opt-in header": (into(RULE, f"#include <{RANKS[8:]}>"), "is opt-in"),
+        "a library between ranks, elsewhere": (into(SCALE, "#include <mpi.h>"), "mpi.h"),
+        "a library over CUDA in a .hpp": (into(RANKS, "#include <nccl.h>"), "nccl.h"),
         "an unknown room": (create("include/uniprefill/misc/x.hpp", header("")), "no such room"),
     }),
     ("include_time.py", ["--budget", "0"], {"any cost at all": (lambda root: None, "over the budget")}),

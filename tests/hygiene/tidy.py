@@ -21,8 +21,9 @@ common += [f"--header-filter={root}/(include/uniprefill|examples)/.*"]
 
 with gate.scratch() as folder:
     unit = pathlib.Path(folder) / "everything.cpp"
-    unit.write_text(gate.include_lines(gate.headers(root, ".hpp")), encoding="utf-8")
-    commands = {"headers": ([*common, unit, "--", "-std=c++17", f"-I{root}/include"], None)}
+    headers, library_flags = gate.compilable(root, gate.need("clang++"), ".hpp")
+    unit.write_text(gate.include_lines(headers), encoding="utf-8")
+    commands = {"headers": ([*common, unit, "--", "-std=c++17", *library_flags, f"-I{root}/include"], None)}
     database = options.build / "compile_commands.json" if options.build else None
     if database and database.exists():
         examples = {entry["file"] for entry in json.loads(database.read_text(encoding="utf-8"))}

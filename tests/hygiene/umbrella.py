@@ -3,7 +3,7 @@
 # SPDX-FileCopyrightText: The uniprefill authors
 """The umbrella headers list every public header, in order: uniprefill.hpp the .hpp, uniprefill.cuh the .cuh besides.
 
-Headers that throw are opt-in, so no umbrella lists them.
+Headers that throw, or are over a library that not everybody has, are opt-in: no umbrella lists them.
 """
 
 import gate
@@ -19,7 +19,7 @@ def compare(umbrella, suffix, also):
         for header in gate.headers(options.root, suffix)
         if header.count("/") > 1
         and not gate.is_detail(header)
-        and not gate.needs_exceptions(options.root, header)
+        and not gate.is_opt_in(options.root, header)
     ]
     if not path.exists():
         if public or suffix == ".hpp":

@@ -9,9 +9,46 @@
 
 #include <uniprefill/core/kv_view.hpp>
 
+#include <cmath>
 #include <numeric>
+#include <type_traits>
 
 namespace importance_test {
+
+/// The value of an element; of e4m3, one that is no NaN.
+template <class T>
+float value_of(T number) {
+    return up::to_float(number);
+}
+template <>
+inline float value_of(up::float8_e4m3 number) {
+    const int exponent = number.bits >> 3 & 15;
+    const int mantissa = number.bits & 7;
+    const float size = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                                     : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+    return (number.bits & 0x80) != 0 ? -size : size;
+}
+
+/// A value as an element: to nearest, ties to even; e4m3 saturates at 448.
+template <class T>
+T element_of(float value) {
+    if constexpr (std::is_same_v<T, up::float8_e4m3>) {
+        const float size = std::fabs(value);
+        int code = 0;
+        while (code < 126 && value_of(up::float8_e4m3{static_cast<std::uint8_t>(code + 1)}) <= size) {
+            ++code;
+        }
+        if (code < 126) {
+            const float below = size - value_of(up::float8_e4m3{static_cast<std::uint8_t>(code)});
+            const float above = value_of(up::float8_e4m3{static_cast<std::uint8_t>(code + 1)}) - size;
+            code += above < below || (above == below && code % 2 == 1) ? 1 : 0;
+        }
+        code = std::isnan(value) ? 127 : code;
+        return {static_cast<std::uint8_t>(code | (std::signbit(value) ? 0x80 : 0))};
+    } else {
+        return up::from_float<T>(value);
+    }
+}
 
 /// Cached keys behind all six views. T is the element of the cache, Source that of the step.
 template <class T>
@@ -53,7 +90,7 @@ class caches {
                 T* in_page = page(entry) + token % page_tokens * token_;
                 T* in_row = rows_.data() + (std::int64_t{r} * most_ + token) * token_;
                 for (std::int64_t i = 0; i < token_; ++i) {
-                    in_page[i] = in_row[i] = up::from_float<T>(up::to_float(keys[token * token_ + i]));
+                    in_page[i] = in_row[i] = element_of<T>(up::to_float(keys[token * token_ + i]));
                 }
             }
             for (std::int32_t i = 0; i < (cached + page_tokens - 1) / page_tokens; ++i) {
@@ -80,6 +117,15 @@ class caches {
     [[nodiscard]] up::page_pointer_cache<T> page_pointers() const {
         return {pointers_.data(), pages_each_, 0, token_, head_, page_tokens};
     }
+
+    /// The arrays, for copies in other memory: the views of a copy differ in addresses alone.
+    [[nodiscard]] const std::vector<T>& rows() const { return rows_; }
+    [[nodiscard]] const std::vector<T>& pages() const { return pages_; }
+    [[nodiscard]] const std::vector<std::int32_t>& slots() const { return slots_; }
+    [[nodiscard]] const std::vector<std::int32_t>& table() const { return table_; }
+    [[nodiscard]] const std::vector<std::int32_t>& indptr() const { return indptr_; }
+    [[nodiscard]] const std::vector<std::int32_t>& indices() const { return indices_; }
+
     T* contiguous_token(std::int32_t request_index, std::int32_t token) {
         return rows_.data() + (std::int64_t{request_index} * most_ + token) * token_;
     }

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 namespace importance_test {
 
@@ -79,14 +80,16 @@ inline std::string message(const up::status& what) {
 
 using dynamic_estimator = up::importance_estimator<up::estimator_policy<up::dynamic, up::dynamic>>;
 
-template <class Estimator = dynamic_estimator, class T, class Cache>
-masses estimate(const step<T>& what, const Cache& cached, const up::attention_params& params,
+/// @param what like step<T>
+template <class Estimator = dynamic_estimator, class Step, class Cache>
+masses estimate(const Step& what, const Cache& cached, const up::attention_params& params,
                 const up::limits& bounds) {
+    using element = std::remove_cv_t<std::remove_pointer_t<decltype(what.key_rows().data)>>;
     const Estimator estimator(bounds);
     masses result(bounds);
     const guarded_buffer memory(estimator.workspace_bytes());
     const up::status done = estimator.run(
-        what.query_rows(), up::key_source<T, Cache>{what.key_rows(), cached}, params, what.batch(),
+        what.query_rows(), up::key_source<element, Cache>{what.key_rows(), cached}, params, what.batch(),
         result.view(), result.head_view(), up::workspace(memory.data(), estimator.workspace_bytes()));
     INFO(message(done));
     REQUIRE(done.ok());

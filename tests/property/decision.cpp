@@ -76,6 +76,8 @@ oracle::kept_because in_oracle_words(up::keep_reason reason) {
         return oracle::kept_because::rank;
     case up::keep_reason::rerun_dense:
         return oracle::kept_because::rerun_dense;
+    case up::keep_reason::invalid: // only of device arrays, which the oracle doesn't see
+        break;
     }
     FAIL("a reason without a name: " << static_cast<int>(reason));
     return oracle::kept_because::selected;

@@ -84,6 +84,11 @@ TEST_CASE("select: arrays, spaces and sizes are checked") {
     refuses(code::invalid_argument, "rules", [](call& c) { c.rules = nullptr; });
     refuses(code::not_supported, "out.space", [](call& c) { c.made->out.space = up::memory_space::device; });
     refuses(code::invalid_argument, "out.block_rows", [](call& c) { c.made->out.block_rows = 16; });
+    // Carved with smaller limits than the selector has.
+    refuses(code::out_of_range, "out", [](call& c) { c.made->out.max_requests = 2; });
+    refuses(code::out_of_range, "out", [](call& c) { c.made->out.max_segments = 2; });
+    refuses(code::out_of_range, "out", [](call& c) { c.made->out.max_rows = 59; });
+    refuses(code::out_of_range, "out", [](call& c) { c.made->out.max_blocks = 9; });
     refuses(code::invalid_argument, "out", [](call& c) { c.made->out.keep_bits = nullptr; });
     refuses(code::invalid_argument, "out", [](call& c) { c.made->out.kept_to_old = nullptr; });
     refuses(code::invalid_argument, "out", [](call& c) { c.made->out.old_to_kept = nullptr; });

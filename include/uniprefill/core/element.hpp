@@ -23,6 +23,13 @@ struct bfloat16 {
     std::uint16_t bits;
 };
 
+/// FP8 in the e4m3 format of NVIDIA, AMD and the OCP specification (no infinities, NaN is 0x7f or 0xff), as stored. Keys
+/// only, and only for the CUDA backend.
+struct float8_e4m3 {
+    std::uint8_t bits;
+};
+
+static_assert(sizeof(float8_e4m3) == 1);
 static_assert(sizeof(half) == 2 && std::is_trivially_copyable_v<half>);
 static_assert(sizeof(bfloat16) == 2 && std::is_trivially_copyable_v<bfloat16>);
 

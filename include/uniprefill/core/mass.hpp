@@ -35,6 +35,9 @@ struct mass_format {
     }
 };
 
+/// The integer operator by which tensor-parallel ranks reduce their masses.
+enum class rank_reduction : std::int32_t { sum, maximum };
+
 /// Why masses of a segment can't be trusted, one 16-bit lane each in a 64-bit fault word. Adding the words of
 /// ranks (or taking their maximum) keeps a word non-zero that was non-zero on any rank.
 enum class mass_fault : std::int32_t { non_finite = 0, unscored = 1, overflow = 2, rank = 3 };

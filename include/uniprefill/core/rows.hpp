@@ -27,6 +27,15 @@ struct head_rows {
     }
 };
 
+/// Rows of elements, such as hidden states that a norm reads. Strides count elements and are 64 bit.
+template <class T>
+struct element_rows {
+    T* data = nullptr;             // [num_rows, row_elements]
+    std::int64_t row_stride = 0;   ///< elements from one row to the next, >= row_elements
+    std::int32_t row_elements = 0; ///< contiguous
+    std::int32_t num_rows = 0;
+};
+
 /// Rows of bytes that the library moves and never reads: hidden states, residuals, positions, quantised rows.
 struct byte_rows {
     void* data = nullptr;              // [num_rows, row_bytes]

@@ -29,6 +29,8 @@ enum class keep_reason : std::int32_t {
     overflow = 67,    ///< a workspace was too small: every row kept
     rank = 68,        ///< another rank reported a fault: every row kept
     rerun_dense = 69, ///< a fault under a fixed budget: the budget's rows were kept and the output is void
+    invalid = 70, ///< device arrays or a rule that make no sense (the host backend refuses them): every row
+                  ///< kept
 };
 
 /// Whether the segment kept its rows because its masses could not be trusted.
@@ -63,6 +65,8 @@ enum class keep_reason : std::int32_t {
         return "fault on another rank";
     case keep_reason::rerun_dense:
         return "rerun dense";
+    case keep_reason::invalid:
+        return "invalid arrays";
     }
     return "unknown reason";
 }
@@ -96,6 +100,11 @@ struct selection {
         0; ///< upper bound of rows after, known to the host; the exact count on the host
     std::int32_t block_rows = 0; ///< G
 
+    std::int32_t max_requests = 0; ///< requests, segments, rows and blocks that the arrays have room for
+    std::int32_t max_segments = 0;
+    std::int32_t max_rows = 0;
+    std::int64_t max_blocks = 0;
+
     std::uint32_t* keep_bits =
         nullptr; // [ceil(max_blocks / 32)] bit i % 32 of word i / 32, i as in block_offset
     std::int32_t* kept_to_old = nullptr; // [kept_bound] packed row before; -1 beyond the kept rows
@@ -123,6 +132,10 @@ struct selection {
         made.space = space;
         made.identity = false;
         made.block_rows = bounds.block_rows;
+        made.max_requests = bounds.max_requests;
+        made.max_segments = bounds.max_segments;
+        made.max_rows = bounds.max_rows;
+        made.max_blocks = bounds.max_blocks();
         made.keep_bits = memory.take<std::uint32_t>((bounds.max_blocks() + 31) / 32);
         made.kept_to_old = memory.take<std::int32_t>(bounds.max_rows);
         made.old_to_kept = memory.take<std::int32_t>(bounds.max_rows);
@@ -130,6 +143,12 @@ struct selection {
         made.cu_segments = memory.take<std::int32_t>(std::int64_t{bounds.max_segments} + 1);
         made.outcomes = memory.take<segment_outcome>(bounds.max_segments);
         return made;
+    }
+
+    /// Whether the arrays have room for every step within @p bounds.
+    [[nodiscard]] UNIPREFILL_API bool holds(const limits& bounds) const noexcept {
+        return max_requests >= bounds.max_requests && max_segments >= bounds.max_segments &&
+               max_rows >= bounds.max_rows && max_blocks >= bounds.max_blocks();
     }
 
     /// Whether the bit of block @p index (counted as block_offset() does) is set.

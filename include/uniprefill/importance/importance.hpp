@@ -25,57 +25,30 @@
 #include <uniprefill/core/rows.hpp>
 #include <uniprefill/core/status.hpp>
 #include <uniprefill/core/workspace.hpp>
+#include <uniprefill/importance/attention_params.hpp>
 #include <uniprefill/importance/detail/host_build.hpp>
+#include <uniprefill/importance/head_reduction.hpp>
 
 #include <cstddef>
 #include <cstdint>
 
 UNIPREFILL_BEGIN_NAMESPACE
 
-/// The integer operator by which tensor-parallel ranks reduce their masses.
-enum class rank_reduction : std::int32_t { sum, maximum };
-
-/// Mass of a block = sum over heads: every head has the same say, in proportion to its mass.
-struct head_sum {
-    static constexpr rank_reduction ranks = rank_reduction::sum;
-    /// Folds a head's mass into that of the heads before it.
-    [[nodiscard]] static UNIPREFILL_API constexpr std::int64_t combine(std::int64_t all,
-                                                                       std::int64_t head) noexcept {
-        return all + head;
-    }
-};
-
-/// Mass of a block = that of the head that cares most for it; free and forced rows are reduced apart.
-struct head_max {
-    static constexpr rank_reduction ranks = rank_reduction::maximum;
-    /// Folds a head's mass into that of the heads before it.
-    [[nodiscard]] static UNIPREFILL_API constexpr std::int64_t combine(std::int64_t all,
-                                                                       std::int64_t head) noexcept {
-        return head > all ? head : all;
-    }
-};
-
-/// What is settled at compile time. Replace it by any struct with the same three members.
+/// What is settled at compile time. Replace it by any struct with the same members.
 /// @tparam G rows of a block, 8..256, or `dynamic`: limits.block_rows
 /// @tparam N observation rows of a segment, 1..512, or `dynamic`: limits.num_observations
 /// @tparam HeadReduction combine(all, head) folds masses of heads, any order, starting from 0; `ranks` names
 ///         the operator that does the same between ranks
-template <std::int32_t G = 64, std::int32_t N = 128, class HeadReduction = head_sum>
+/// @tparam D elements of a head, or `dynamic`: limits.head_dim. The CUDA backend needs G, N and D constant.
+template <std::int32_t G = 64, std::int32_t N = 128, class HeadReduction = head_sum, std::int32_t D = dynamic>
 struct estimator_policy {
     static_assert(G == dynamic || (G >= 8 && G <= 256), "estimator_policy: G must be 8..256 or dynamic");
     static_assert(N == dynamic || (N >= 1 && N <= 512), "estimator_policy: N must be 1..512 or dynamic");
+    static_assert(D == dynamic || (D >= 1 && D <= 256), "estimator_policy: D must be 1..256 or dynamic");
     using block_rows = extent<G>;
     using num_observations = extent<N>;
+    using head_dim = extent<D>;
     using head_reduction = HeadReduction;
-};
-
-/// How the model's attention scores its keys.
-struct attention_params {
-    float scale = 0;   ///< multiplies q.k; 0: 1 / sqrt(head_dim)
-    float softcap = 0; ///< scaled scores x become cap * tanh(x / cap); 0: they stay
-    /// One more term of each softmax's denominator, in natural-log units, not scaled and not capped. Finite:
-    /// a value that isn't raises `non_finite` in every scored segment. Null: none.
-    const float* sink_logits = nullptr; // [num_heads]
 };
 
 /// The keys of a step: this step's rows, and those that the layer's cache already holds. The cache may have

@@ -5,6 +5,7 @@
 /// The composed facade: estimate, reduce, select and compact, one call a layer.
 #pragma once
 
+#include <uniprefill/comm/reduction.hpp>
 #include <uniprefill/core/batch.hpp>
 #include <uniprefill/core/kv_view.hpp>
 #include <uniprefill/core/mass.hpp>
@@ -20,21 +21,6 @@
 #include <cstdint>
 
 UNIPREFILL_BEGIN_NAMESPACE
-
-/// The reduction over ranks of an engine that has one.
-/// A user's own is called as `status operator()(std::int64_t* buffer, std::int64_t count, rank_reduction,
-/// stream)`, reduces `count` integers in place over all ranks, and leaves the same result on each.
-///
-/// A status other than ok ends decide(), which returns it. The result must not depend on the order of ranks.
-/// It isn't called where decide() refuses its arguments, which every rank then does, given the same ones.
-struct no_reduction {
-    /// Leaves the buffer as it is and succeeds: one rank is all there is. O(1), thread-safe, deterministic.
-    template <class Stream>
-    UNIPREFILL_HOST_API status operator()(std::int64_t*, std::int64_t, rank_reduction,
-                                          Stream) const noexcept {
-        return success();
-    }
-};
 
 template <class Policy = default_policy<>, class Backend = backend::host>
 class prefill_step;

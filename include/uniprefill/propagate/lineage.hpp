@@ -8,6 +8,7 @@
 #include <uniprefill/core/batch.hpp>
 #include <uniprefill/core/selection.hpp>
 #include <uniprefill/core/workspace.hpp>
+#include <uniprefill/propagate/compaction.hpp>
 #include <uniprefill/propagate/row_map.hpp>
 
 #include <cstddef>
@@ -31,6 +32,8 @@ class row_lineage;
 template <>
 class row_lineage<backend::host> {
   public:
+    using stream = backend::host::stream;
+
     /// Keeps @p bounds, which begin() checks.
     explicit UNIPREFILL_HOST_API row_lineage(const limits& bounds) noexcept
         : bounds_(bounds) {}
@@ -55,6 +58,19 @@ class row_lineage<backend::host> {
 
     /// Makes every row of the step current again. @return wrong_state before begin(). O(1).
     UNIPREFILL_HOST_API status revive(host_stream stream) noexcept;
+
+    /// The free compact() on this backend, for policies: errors and complexity as there.
+    [[nodiscard]] UNIPREFILL_HOST_API status compact(const row_map& rows, const byte_rows* sources,
+                                                     const byte_rows* destinations, std::int32_t count,
+                                                     host_stream queue) const noexcept {
+        return uniprefill::compact(rows, sources, destinations, count, queue);
+    }
+    /// The free scatter() on this backend, for policies: errors and complexity as there.
+    [[nodiscard]] UNIPREFILL_HOST_API status scatter(const row_map& rows, const byte_rows* sources,
+                                                     const byte_rows* destinations, std::int32_t count,
+                                                     host_stream queue) const noexcept {
+        return uniprefill::scatter(rows, sources, destinations, count, queue);
+    }
 
     [[nodiscard]] UNIPREFILL_HOST_API bool has_begun() const noexcept { return begun_; }
     /// The step as begin() took it.

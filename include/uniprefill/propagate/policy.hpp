@@ -7,7 +7,8 @@
 /// Errors of a policy's functions are those of compact(), scatter() and row_lineage::apply(): wrong_state,
 /// invalid_argument, out_of_range or not_supported, found before anything is moved, with the tensor's index
 /// in `request`. Complexity: O(bytes of the rows that move). Thread safety: one lineage and its tensors serve
-/// one thread at a time. Deterministic.
+/// one thread at a time. Deterministic. They work on whatever backend the lineage is of; on a device
+/// everything is launched onto the stream, in order, and nothing is waited for.
 #pragma once
 
 #include <uniprefill/core/rows.hpp>
@@ -43,7 +44,7 @@ struct cumulative {
     /// Before a selecting layer reads its rows.
     template <class Lineage>
     [[nodiscard]] static UNIPREFILL_HOST_API status enter(Lineage& lineage, const row_tensor*, std::int32_t,
-                                                          host_stream) noexcept {
+                                                          typename Lineage::stream) noexcept {
         return lineage.has_begun()
                    ? success()
                    : failure(status_code::wrong_state, "lineage", "begin() before enter()", 0);
@@ -52,7 +53,7 @@ struct cumulative {
     template <class Lineage>
     [[nodiscard]] static UNIPREFILL_HOST_API status leave(Lineage& lineage, const selection& decided,
                                                           const row_tensor* tensors, std::int32_t count,
-                                                          host_stream stream) noexcept;
+                                                          typename Lineage::stream stream) noexcept;
 };
 
 /// A dropped row keeps its state and re-enters at the next selecting layer, where it is scored again
@@ -71,13 +72,14 @@ struct revive {
     /// the step is current, in `full`.
     template <class Lineage>
     [[nodiscard]] static UNIPREFILL_HOST_API status enter(Lineage& lineage, const row_tensor* tensors,
-                                                          std::int32_t count, host_stream stream) noexcept;
+                                                          std::int32_t count,
+                                                          typename Lineage::stream stream) noexcept;
     /// After the decision: kept rows are gathered from `full` into `working`; nothing moves where all are
     /// kept.
     template <class Lineage>
     [[nodiscard]] static UNIPREFILL_HOST_API status leave(Lineage& lineage, const selection& decided,
                                                           const row_tensor* tensors, std::int32_t count,
-                                                          host_stream stream) noexcept;
+                                                          typename Lineage::stream stream) noexcept;
 };
 
 UNIPREFILL_END_NAMESPACE

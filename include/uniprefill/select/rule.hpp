@@ -143,7 +143,7 @@ struct selection_rule : rule_base {
 static_assert(std::is_trivially_copyable_v<selection_rule>);
 
 /// Checks what every rule has.
-[[nodiscard]] inline UNIPREFILL_HOST_API status validate(const rule_base& rule) noexcept {
+[[nodiscard]] inline UNIPREFILL_API status validate(const rule_base& rule) noexcept {
     if (rule.scope != mass_scope::free && rule.scope != mass_scope::all) {
         return failure(status_code::invalid_argument, "rule.scope", "free or all",
                        static_cast<std::int32_t>(rule.scope));
@@ -163,7 +163,7 @@ static_assert(std::is_trivially_copyable_v<selection_rule>);
 }
 
 /// Checks every field that the rule's kind uses.
-[[nodiscard]] inline UNIPREFILL_HOST_API status validate(const selection_rule& rule) noexcept {
+[[nodiscard]] inline UNIPREFILL_API status validate(const selection_rule& rule) noexcept {
     UNIPREFILL_TRY(validate(static_cast<const rule_base&>(rule)));
     switch (rule.kind) {
     case rule_kind::top_p:

@@ -283,7 +283,7 @@ class UNIPREFILL_HIDDEN host_estimate {
     std::int32_t mark_forced(const scored_segment& what, std::int32_t begin, std::int32_t count,
                              bool* forced) const noexcept {
         const std::int32_t row = what.first_row + begin;
-        forced_rows is_forced(p_.batch, what.segment, row);
+        forced_row_scan is_forced(p_.batch, what.segment, row);
         for (std::int32_t i = 0; i < count; ++i) {
             forced[i] = is_forced(row + i);
         }

@@ -13,15 +13,7 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 template <class Policy>
 UNIPREFILL_HOST_API status importance_estimator<Policy, backend::host>::check() const noexcept {
-    using block_rows = typename Policy::block_rows;
-    using num_observations = typename Policy::num_observations;
-    UNIPREFILL_TRY(validate(bounds_));
-    UNIPREFILL_TRY(detail::require(block_rows(bounds_.block_rows).value() == bounds_.block_rows,
-                                   status_code::invalid_argument, "limits.block_rows (G)", "the policy's G",
-                                   bounds_.block_rows));
-    return detail::require(num_observations(bounds_.num_observations).value() == bounds_.num_observations,
-                           status_code::invalid_argument, "limits.num_observations (n)", "the policy's n",
-                           bounds_.num_observations);
+    return detail::check_bounds<Policy>(bounds_);
 }
 
 template <class Policy>
@@ -44,7 +36,6 @@ UNIPREFILL_HOST_API status importance_estimator<Policy, backend::host>::run(
     static_assert(is_element_v<T>, "importance_estimator: rows must be float, half or bfloat16");
     static_assert(is_element_v<std::remove_const_t<typename Cache::element>>,
                   "importance_estimator: cached keys must be float, half or bfloat16");
-    constexpr auto invalid = status_code::invalid_argument;
     UNIPREFILL_TRY(check());
     UNIPREFILL_TRY(validate(batch, bounds_));
     UNIPREFILL_TRY(detail::check_rows(queries, bounds_.num_heads, bounds_.head_dim, batch.num_rows, "queries",
@@ -58,13 +49,9 @@ UNIPREFILL_HOST_API status importance_estimator<Policy, backend::host>::run(
             }
         }
     }
-    if (is_non_finite(params.scale) || params.scale < 0) {
-        return failure(invalid, "params.scale", "finite and >= 0", params.scale);
-    }
-    if (is_non_finite(params.softcap) || params.softcap < 0) {
-        return failure(invalid, "params.softcap", "finite and >= 0", params.softcap);
-    }
-    UNIPREFILL_TRY(detail::check_outputs(out, per_head, batch, bounds_));
+    UNIPREFILL_TRY(detail::check_params(params));
+    UNIPREFILL_TRY(detail::check_outputs(out, per_head, memory_space::host, batch.num_segments,
+                                         used_blocks(batch, bounds_.block_rows), bounds_));
     UNIPREFILL_TRY(memory.check(workspace_bytes()));
 
     detail::host_problem<T, Cache> problem;

@@ -105,9 +105,9 @@ struct UNIPREFILL_HIDDEN host_buffers {
 
 /// Whether rows are forced, asked in ascending order: is_forced_row() with everything that doesn't depend on
 /// the row taken out of the loop.
-class UNIPREFILL_HIDDEN forced_rows {
+class UNIPREFILL_HIDDEN forced_row_scan {
   public:
-    forced_rows(const batch_view& batch, std::int32_t segment, std::int32_t first_row) noexcept
+    forced_row_scan(const batch_view& batch, std::int32_t segment, std::int32_t first_row) noexcept
         : positions_(batch.positions) {
         const std::int32_t request = batch.request_of(segment);
         const request_options options = batch.options_of(request);
@@ -201,7 +201,7 @@ first_row_at(const batch_view& batch, std::int32_t begin, std::int32_t end, std:
         end - begin < options.min_length) {
         return false;
     }
-    forced_rows is_forced(batch, segment, begin);
+    forced_row_scan is_forced(batch, segment, begin);
     for (std::int32_t row = begin; row < end; ++row) {
         if (!is_forced(row)) {
             return true;

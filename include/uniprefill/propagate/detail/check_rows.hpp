@@ -62,9 +62,12 @@ namespace detail {
     return success();
 }
 
-[[nodiscard]] inline UNIPREFILL_HOST_API status check_map(const row_map& rows) noexcept {
-    if (rows.space != memory_space::host) {
-        return failure(status_code::not_supported, "rows.space", "host memory", 1);
+/// Checks what the host can see of a map that lies in @p space.
+[[nodiscard]] inline UNIPREFILL_HOST_API status check_map(const row_map& rows, memory_space space) noexcept {
+    if (rows.space != space) {
+        return failure(status_code::not_supported, "rows.space",
+                       space == memory_space::host ? "host memory" : "device memory",
+                       static_cast<std::int32_t>(rows.space));
     }
     if (rows.num_kept < 0 || rows.num_kept > rows.num_rows ||
         (rows.identity && rows.num_kept != rows.num_rows)) {
@@ -75,6 +78,11 @@ namespace detail {
         return failure(status_code::invalid_argument, "rows.kept_to_old", "an array, not a null pointer", 0);
     }
     return success();
+}
+
+/// Whether the host knows that every row stays where it is.
+[[nodiscard]] inline UNIPREFILL_HOST_API bool keeps_all(const row_map& rows) noexcept {
+    return rows.identity || (rows.kept_count == nullptr && rows.num_kept == rows.num_rows);
 }
 
 /// Checks @p count moves of @p source_rows to @p destination_rows rows.

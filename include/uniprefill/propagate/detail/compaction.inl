@@ -11,7 +11,7 @@ UNIPREFILL_BEGIN_NAMESPACE
 inline UNIPREFILL_HOST_API status compact(const row_map& rows, const byte_rows* sources,
                                           const byte_rows* destinations, std::int32_t count,
                                           host_stream) noexcept {
-    UNIPREFILL_TRY(detail::check_map(rows));
+    UNIPREFILL_TRY(detail::check_map(rows, memory_space::host));
     UNIPREFILL_TRY(detail::check_moves(sources, destinations, count, rows.num_rows, rows.num_kept, true));
     for (std::int32_t t = 0; t < count; ++t) {
         if (sources[t].row_bytes == 0) {
@@ -29,7 +29,7 @@ inline UNIPREFILL_HOST_API status compact(const row_map& rows, const byte_rows* 
 inline UNIPREFILL_HOST_API status scatter(const row_map& rows, const byte_rows* sources,
                                           const byte_rows* destinations, std::int32_t count,
                                           host_stream) noexcept {
-    UNIPREFILL_TRY(detail::check_map(rows));
+    UNIPREFILL_TRY(detail::check_map(rows, memory_space::host));
     UNIPREFILL_TRY(
         detail::check_moves(sources, destinations, count, rows.num_kept, rows.num_rows, rows.identity));
     for (std::int32_t t = 0; t < count; ++t) {

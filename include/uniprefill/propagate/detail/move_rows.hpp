@@ -46,8 +46,9 @@ template <move_direction Direction>
 UNIPREFILL_HOST_API void copy_rows(const row_map& rows, const byte_rows& source,
                                    const byte_rows& destination) noexcept {
 #if defined(_OPENMP)
-    constexpr std::int32_t chunk = 256;                           // rows
-    constexpr std::int64_t worth_threads = std::int64_t{1} << 20; // bytes; below, starting threads costs more
+    constexpr std::int32_t chunk = 256; // rows
+    // Bytes; below, starting threads costs more. Not every compiler sees that the pragma uses it.
+    [[maybe_unused]] constexpr std::int64_t worth_threads = std::int64_t{1} << 20;
     const std::int32_t chunks = rows.num_kept / chunk + 1;
 #    pragma omp parallel for schedule(static) if (rows.num_kept * source.row_bytes >= worth_threads)
     for (std::int32_t c = 0; c < chunks; ++c) {

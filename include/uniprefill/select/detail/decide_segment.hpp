@@ -8,6 +8,7 @@
 #include <uniprefill/core/batch.hpp>
 #include <uniprefill/core/mass.hpp>
 #include <uniprefill/core/selection.hpp>
+#include <uniprefill/select/detail/outcome_rules.hpp>
 #include <uniprefill/select/detail/rank.hpp>
 #include <uniprefill/select/detail/row_marks.hpp>
 
@@ -16,25 +17,6 @@
 UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
-
-/// The reason that a fault word stands for; `selected` for none. Of several faults the first lane's is told.
-[[nodiscard]] inline UNIPREFILL_HOST_API keep_reason reason_of_fault(std::int64_t word) noexcept {
-    constexpr keep_reason lanes[4] = {keep_reason::non_finite, keep_reason::unscored, keep_reason::overflow,
-                                      keep_reason::rank};
-    const auto bits = static_cast<std::uint64_t>(word);
-    for (std::int32_t lane = 0; lane < 4; ++lane) {
-        if (((bits >> (16 * lane)) & 0xffffu) != 0) {
-            return lanes[lane];
-        }
-    }
-    return keep_reason::selected;
-}
-
-/// ceil(mass * part / whole) for 0 <= part <= whole, without a wider type.
-[[nodiscard]] inline UNIPREFILL_HOST_API std::int64_t share_rounded_up(std::int64_t mass, std::int32_t part,
-                                                                       std::int32_t whole) noexcept {
-    return mass / whole * part + (mass % whole * part + whole - 1) / whole;
-}
 
 /// Decides one segment: marks its rows and fills its outcome.
 template <class Rule>
@@ -65,8 +47,7 @@ class segment_decision {
             forced_ = mark_forced_rows(batch_, segment_, marks_);
             ranked_blocks ranked;
             outcome_.reason = rank(masses, ranked);
-            if (rule_.exact_rows() > 0 && outcome_.rows > rule_.exact_rows() &&
-                (outcome_.reason != keep_reason::selected || forced_ > rule_.exact_rows())) {
+            if (must_run_dense_again(rule_, outcome_.rows, forced_, outcome_.reason)) {
                 outcome_.reason = keep_reason::rerun_dense;
                 outcome_.kept = rule_.exact_rows();
                 keep_latest_rows(marks_, begin_, end_, forced_, rule_.exact_rows());
@@ -130,29 +111,21 @@ class segment_decision {
         return ranked.total == 0 ? keep_reason::zero_mass : keep_reason::selected;
     }
 
-    /// Free rows that stay: those of the blocks that the rule chose, within the bounds on kept rows.
-    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t free_rows_to_keep(const ranked_blocks& ranked) noexcept {
-        const std::int32_t free_rows = outcome_.rows - forced_;
-        // At least one row of a segment stays, whatever a rule says: nothing downstream expects an empty one.
-        std::int32_t least = (rule_.min_kept_rows > 0 ? rule_.min_kept_rows : 1) - forced_;
-        std::int32_t most = rule_.max_kept_rows - forced_;
+    /// Free rows of the blocks that the rule chose.
+    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t wanted_free_rows(const ranked_blocks& ranked) noexcept {
         std::int32_t wanted = 0;
-        if (rule_.exact_rows() > 0) {
-            wanted = least = most = rule_.exact_rows() - forced_;
-        } else {
+        if (rule_.exact_rows() <= 0) {
             const std::int32_t chosen = rule_.keep_count(ranked);
             for (std::int32_t k = 0; k < chosen && k < ranked.count; ++k) {
                 wanted += scratch_.free_rows[scratch_.order[k]];
             }
         }
-        wanted = wanted < least ? least : wanted;
-        wanted = wanted > most ? most : wanted;
-        return wanted < 0 ? 0 : wanted > free_rows ? free_rows : wanted;
+        return wanted;
     }
 
     /// Keeps free rows by rank: whole blocks, and of the last one its first free rows.
     UNIPREFILL_HOST_API void keep_ranked(const ranked_blocks& ranked) noexcept {
-        std::int32_t left = free_rows_to_keep(ranked);
+        std::int32_t left = free_rows_to_keep(rule_, outcome_.rows, forced_, wanted_free_rows(ranked));
         outcome_.total_mass = ranked.total;
         outcome_.kept = forced_ + left;
         outcome_.reason = outcome_.kept == outcome_.rows ? keep_reason::everything : keep_reason::selected;

@@ -3,57 +3,12 @@
 
 #pragma once
 
+#include <uniprefill/select/detail/check_arguments.hpp>
 #include <uniprefill/select/detail/decide_segment.hpp>
 
 UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
-
-[[nodiscard]] inline UNIPREFILL_HOST_API status check_masses(const mass_view& masses, const batch_view& batch,
-                                                             std::int32_t block_rows) noexcept {
-    if (masses.space != memory_space::host) {
-        return failure(status_code::not_supported, "masses.space", "host memory", 1);
-    }
-    if (batch.num_segments == 0) {
-        return success();
-    }
-    if (masses.free == nullptr || masses.forced == nullptr || masses.faults == nullptr) {
-        return failure(status_code::invalid_argument,
-                       masses.free == nullptr     ? "masses.free"
-                       : masses.forced == nullptr ? "masses.forced"
-                                                  : "masses.faults",
-                       "an array, not a null pointer", 0);
-    }
-    if (masses.num_segments < batch.num_segments) {
-        return failure(status_code::out_of_range, "masses.num_segments", "at least batch.num_segments",
-                       masses.num_segments);
-    }
-    const std::int32_t last = batch.num_segments - 1;
-    const std::int32_t begin = batch.segment_begin(last);
-    const std::int64_t needed =
-        block_offset(last, begin, block_rows) + num_blocks(batch.segment_end(last) - begin, block_rows);
-    return masses.num_blocks >= needed ? success()
-                                       : failure(status_code::out_of_range, "masses.num_blocks",
-                                                 "the blocks of all segments", masses.num_blocks);
-}
-
-[[nodiscard]] inline UNIPREFILL_HOST_API status check_output(const selection& out,
-                                                             const limits& bounds) noexcept {
-    if (out.space != memory_space::host) {
-        return failure(status_code::not_supported, "out.space", "host memory", 1);
-    }
-    if (out.block_rows != bounds.block_rows) {
-        return failure(status_code::invalid_argument, "out.block_rows",
-                       "a selection carved with the selector's limits", out.block_rows);
-    }
-    const bool rows_missing =
-        bounds.max_rows > 0 && (out.kept_to_old == nullptr || out.old_to_kept == nullptr);
-    return !rows_missing && out.keep_bits != nullptr && out.cu_seqlens != nullptr &&
-                   out.cu_segments != nullptr && out.outcomes != nullptr
-               ? success()
-               : failure(status_code::invalid_argument, "out",
-                         "a selection made by selection::carve on enough memory", 0);
-}
 
 /// Turns the marks of one segment into row numbers from @p next on, and sets the bits of complete blocks.
 /// @return the next number
@@ -98,7 +53,8 @@ UNIPREFILL_HOST_API status block_selector<Rule, backend::host>::run(const mass_v
                                                                     host_stream) const noexcept {
     UNIPREFILL_TRY(validate(bounds_));
     UNIPREFILL_TRY(validate(batch, bounds_));
-    UNIPREFILL_TRY(detail::check_masses(masses, batch, bounds_.block_rows));
+    UNIPREFILL_TRY(detail::check_masses(masses, batch.num_segments, used_blocks(batch, bounds_.block_rows),
+                                        memory_space::host));
     if (rules == nullptr && batch.num_requests > 0) {
         return failure(status_code::invalid_argument, "rules", "an array, not a null pointer", 0);
     }
@@ -107,7 +63,7 @@ UNIPREFILL_HOST_API status block_selector<Rule, backend::host>::run(const mass_v
             return bad.at_request(r);
         }
     }
-    UNIPREFILL_TRY(detail::check_output(out, bounds_));
+    UNIPREFILL_TRY(detail::check_output(out, bounds_, memory_space::host));
     UNIPREFILL_TRY(memory.check(workspace_bytes()));
 
     workspace pieces(memory.data(), memory.bytes());

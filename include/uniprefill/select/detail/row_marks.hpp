@@ -7,6 +7,7 @@
 #pragma once
 
 #include <uniprefill/core/batch.hpp>
+#include <uniprefill/select/detail/row_search.hpp>
 
 #include <cstdint>
 
@@ -22,21 +23,6 @@ inline UNIPREFILL_HOST_API void mark_rows(std::int32_t* marks, std::int32_t begi
     for (std::int32_t row = begin; row < end; ++row) {
         marks[row] = mark;
     }
-}
-
-/// The first row of [begin, end) at @p position or later. Positions ascend.
-[[nodiscard]] inline UNIPREFILL_HOST_API std::int32_t first_row_at(const std::int32_t* positions,
-                                                                   std::int32_t begin, std::int32_t end,
-                                                                   std::int32_t position) noexcept {
-    while (begin < end) {
-        const std::int32_t middle = begin + (end - begin) / 2;
-        if (positions[middle] >= position) {
-            end = middle;
-        } else {
-            begin = middle + 1;
-        }
-    }
-    return begin;
 }
 
 /// Marks forced rows of a segment as staying and all others as going: is_forced_row() for a whole segment, by

@@ -1,0 +1,615 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+/// @file
+/// The score kernel of Hopper. A thread block keeps the query rows of one KV head in shared memory and lets tiles of
+/// keys stream past: four warps fetch keys from wherever they are, four groups of four warps multiply and take
+/// exponentials.
+#pragma once
+
+#include <uniprefill/importance/detail/cuda_hopper.cuh>
+#include <uniprefill/importance/detail/cuda_score.cuh>
+
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
+
+UNIPREFILL_BEGIN_NAMESPACE
+
+namespace detail {
+
+inline constexpr std::int32_t sm90_shared_bytes = 227 * 1024;
+
+/// Sizes that follow from the head dimension and the key element.
+template <class T, std::int32_t D>
+struct sm90_shape {
+    static constexpr std::int32_t row_bytes = D * static_cast<std::int32_t>(sizeof(T));
+    static constexpr std::int32_t panels = (row_bytes + 127) / 128; ///< 128-byte columns of rows
+    static constexpr std::int32_t tile_keys = row_bytes > 384 ? 64 : 128;
+    static constexpr std::int32_t chunk_rows = row_bytes > 256 ? 256 : 512;
+    static constexpr std::int32_t query_bytes = panels * chunk_rows * 128;
+    static constexpr std::int32_t stage_bytes = panels * tile_keys * 128;
+    static constexpr std::int32_t scale_bytes = std::is_same_v<T, float8_e4m3> ? chunk_rows * 4 : 0;
+    static constexpr std::int32_t spare_bytes = 1024 + 1536 + scale_bytes; ///< alignment, static memory, scales
+    static constexpr std::int32_t fitting = (sm90_shared_bytes - spare_bytes - query_bytes) / stage_bytes;
+    static constexpr std::int32_t stages = fitting < 4 ? fitting : 4;
+    static constexpr std::int32_t dynamic_bytes = 1024 + query_bytes + stages * stage_bytes + scale_bytes;
+    static constexpr std::int32_t row_threads = row_bytes <= 128 ? 8 : row_bytes <= 256 ? 16 : 32;
+    static constexpr bool exists = row_bytes % 32 == 0 && stages >= 2;
+    /// Of every 8 exponentials, those that the multiply-add units take. FP8 products are twice as fast, exponentials
+    /// are not.
+    static constexpr int polynomial = std::is_same_v<T, float8_e4m3> ? 3 : 0;
+};
+
+inline constexpr std::int32_t sm90_groups = 4; ///< groups of four warps that multiply
+inline constexpr std::int32_t sm90_threads = 128 * (sm90_groups + 1);
+inline constexpr std::int32_t sm90_loaders = 128;
+inline constexpr std::int32_t sm90_multipliers = 128 * sm90_groups;
+inline constexpr std::int32_t sm90_pair = 64; ///< threads that fetch a tile of keys
+inline constexpr std::int32_t sm90_max_stages = 4;
+
+struct sm90_shared {
+    alignas(8) std::uint64_t full[sm90_max_stages];
+    std::uint64_t empty[sm90_max_stages];
+    tile_notes notes[sm90_max_stages];
+    cuda_segment of_loaders[2];   ///< the segment that each pair of warps fetches keys of
+    cuda_segment of_multipliers;
+    std::uint32_t suspicious_queries;
+};
+
+/// Copies a segment to shared memory; every one of at least 32 threads helps.
+__device__ UNIPREFILL_HIDDEN inline void copy_segment(cuda_segment& to, const cuda_segment& from, std::int32_t thread) {
+    static_assert(sizeof(cuda_segment) % 8 == 0 && sizeof(cuda_segment) / 8 <= 32);
+    if (thread < static_cast<std::int32_t>(sizeof(cuda_segment) / 8)) {
+        reinterpret_cast<std::uint64_t*>(&to)[thread] = reinterpret_cast<const std::uint64_t*>(&from)[thread];
+    }
+}
+/// Waits for @p Threads threads that name the same barrier, 1 to 15.
+template <std::int32_t Threads>
+__device__ UNIPREFILL_HIDDEN inline void join_threads(std::int32_t barrier) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(Threads) : "memory");
+}
+/// Where 16 bytes of a row are in the swizzled layout of @p rows rows.
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::int32_t swizzled_place(std::int32_t rows, std::int32_t row,
+                                                                              std::int32_t part) {
+    return part / 8 * rows * 128 + row * 128 + ((part % 8) ^ (row % 8)) * 16;
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/// The four warps that fetch keys. Two of them fetch every second tile and look at it before they hand it over, so that
+/// one tile arrives while the other is looked at. A row is fetched by a power of two of threads, 16 bytes each.
+template <class Q, class T, class Cache, std::int32_t D, std::int32_t G>
+class UNIPREFILL_HIDDEN sm90_loader {
+    using shape = sm90_shape<T, D>;
+    static constexpr std::int32_t row_parts = shape::row_bytes / 16;
+    static constexpr std::int32_t rows_at_once = sm90_pair / shape::row_threads;
+    static constexpr std::int32_t slot_keys = G < shape::tile_keys ? G : shape::tile_keys;
+
+  public:
+    __device__ sm90_loader(const cuda_score_task<Q, T, Cache>& task, sm90_shared& shared, std::uint8_t* keys)
+        : task_(task)
+        , shared_(shared)
+        , keys_(keys)
+        , thread_(static_cast<std::int32_t>(threadIdx.x) % sm90_pair)
+        , pair_(uniform(static_cast<std::int32_t>(threadIdx.x) / sm90_pair)) {}
+
+    __device__ void run() {
+        cuda_share share(task_.buffers, task_.tiling, task_.batch.num_segments);
+        cuda_run now;
+        std::int32_t tiles_before = 0;
+        cuda_segment& what = shared_.of_loaders[pair_];
+        while (share.next(now)) {
+            copy_segment(what, task_.buffers.segments[now.segment], thread_);
+            join_threads<sm90_pair>(1 + pair_);
+            const std::int32_t tiles = now.tile_end - now.tile_begin;
+            for (std::int32_t tile = (pair_ ^ tiles_before) & 1; tile < tiles; tile += 2) {
+                const auto count = static_cast<std::uint32_t>(tiles_before + tile);
+                fetch_keys(now, what, now.tile_begin + tile, count);
+                close_copy_group();
+                wait_for_copies<0>();
+                hand_over_keys(what, now.tile_begin + tile, count % shape::stages);
+            }
+            tiles_before += tiles;
+            join_threads<sm90_pair>(1 + pair_);
+        }
+    }
+
+  private:
+    [[nodiscard]] __device__ std::uint32_t stage_address(std::uint32_t stage) const {
+        return shared_address(keys_) + stage * shape::stage_bytes;
+    }
+    /// The same as swizzled_place(), @p further rows on: a multiple of a power of two that is above the row.
+    [[nodiscard]] static __device__ std::uint32_t further_place(std::uint32_t place, std::int32_t further) {
+        return (place ^ static_cast<std::uint32_t>(further % 8 * 16)) + static_cast<std::uint32_t>(further * 128);
+    }
+    [[nodiscard]] __device__ std::int32_t row() const { return thread_ / shape::row_threads; }
+    [[nodiscard]] __device__ std::int32_t part() const { return thread_ % shape::row_threads; }
+
+    /// @param count of the tile, among those that this thread block has gone through
+    __device__ void fetch_keys(const cuda_run& now, const cuda_segment& what, std::int32_t tile, std::uint32_t count) {
+        const std::uint32_t stage = count % shape::stages;
+        barrier_wait(&shared_.empty[stage], ((count / shape::stages) & 1u) ^ 1u);
+        if (part() >= row_parts) {
+            return;
+        }
+        const cuda_tile at = cuda_tile::at(what, tile, shape::tile_keys, slot_keys);
+        const std::int32_t first = row();
+        // Panels start at multiples of 1,024 bytes, so bits 4 to 6 of an address are those of its place.
+        const std::uint32_t to = stage_address(stage) + static_cast<std::uint32_t>(swizzled_place(shape::tile_keys, first, part()));
+        if (at.first_key >= what.cached) {
+            const T* from = task_.key(what, at.first_key + first, now.kv_head) + part() * (16 / sizeof(T));
+            const std::int64_t step = rows_at_once * task_.keys.row_stride;
+            const std::int32_t left = at.num_keys - first;
+#pragma unroll
+            for (std::int32_t further = 0; further < shape::tile_keys; further += rows_at_once) {
+                copy_once_async_16(further_place(to, further), from, further < left);
+                from += step;
+            }
+        } else {
+#pragma unroll 4
+            for (std::int32_t further = 0; further < shape::tile_keys; further += rows_at_once) {
+                const bool present = first + further < at.num_keys;
+                const T* from = present ? task_.key(what, at.first_key + first + further, now.kv_head) : task_.keys.data;
+                copy_once_async_16(further_place(to, further), from + part() * (16 / sizeof(T)), present);
+            }
+        }
+    }
+
+    __device__ void hand_over_keys(const cuda_segment& what, std::int32_t tile, std::uint32_t stage) {
+        tile_notes& notes = shared_.notes[stage];
+        suspicious_elements<T> suspicious;
+        if (part() < row_parts) {
+            const std::uint32_t from =
+                stage_address(stage) + static_cast<std::uint32_t>(swizzled_place(shape::tile_keys, row(), part()));
+#pragma unroll
+            for (std::int32_t further = 0; further < shape::tile_keys; further += rows_at_once) {
+                suspicious.look_at(load_shared_16(further_place(from, further)));
+            }
+        }
+        const bool any = __any_sync(0xffffffffu, suspicious.found());
+        if (thread_ % 32 == 0) {
+            notes.suspicious[thread_ / 32] = any ? 1 : 0;
+        }
+        if (what.num_cuts > 0 && tile >= what.context_tiles) {
+            note_cuts(what, cuda_tile::at(what, tile, shape::tile_keys, slot_keys), notes);
+        } else if (thread_ == 0) {
+            notes.has_cuts = 0;
+        }
+        fence_for_matrix_reads();
+        barrier_arrive(&shared_.full[stage]);
+    }
+
+    __device__ void note_cuts(const cuda_segment& what, const cuda_tile& at, tile_notes& notes) {
+#pragma unroll
+        for (std::int32_t key = thread_; key < shape::tile_keys; key += sm90_pair) {
+            const bool forced = key < at.num_keys && is_forced(task_.batch, what, at.first_row + key);
+            const std::uint32_t word = __ballot_sync(0xffffffffu, forced);
+            if (thread_ % 32 == 0) {
+                notes.forced[key / 32] = word;
+            }
+        }
+        if (thread_ < 32) {
+            const std::int32_t slot = thread_ % 32;
+            std::int32_t cut = -1;
+            if (slot < shape::tile_keys / slot_keys) {
+                const std::int32_t block = (at.first_row + slot * slot_keys) / G;
+                for (std::int32_t i = 0; i < what.num_cuts; ++i) {
+                    cut = task_.buffers.cut_blocks[what.first_cut + i] == block ? i : cut;
+                }
+                notes.cuts[slot] = static_cast<std::int16_t>(cut);
+            }
+            const bool has_cuts = __any_sync(0xffffffffu, cut >= 0);
+            if (slot == 0) {
+                notes.has_cuts = has_cuts ? 1u : 0u;
+            }
+        }
+    }
+
+    const cuda_score_task<Q, T, Cache>& task_;
+    sm90_shared& shared_;
+    std::uint8_t* keys_;
+    std::int32_t thread_; ///< of the pair
+    std::int32_t pair_;
+};
+
+/// One of the four groups of four warps that multiply. The (tile, 64 query rows) pairs of a run are dealt out to them in
+/// turn. A group waits for its own products; that there are four keeps the tensor cores busy meanwhile.
+template <class Q, class T, class Cache, std::int32_t D, std::int32_t G, bool Softcap>
+class UNIPREFILL_HIDDEN sm90_multiplier {
+    using shape = sm90_shape<T, D>;
+    static constexpr std::int32_t tile_keys = shape::tile_keys;
+    static constexpr std::int32_t slot_keys = G < tile_keys ? G : tile_keys;
+    using sums = slot_sums<tile_keys, slot_keys>;
+    using accumulators = float[tile_keys / 2];
+
+  public:
+    __device__ sm90_multiplier(const cuda_score_task<Q, T, Cache>& task, sm90_shared& shared,
+                               std::uint8_t* queries, std::int32_t group)
+        : task_(task)
+        , shared_(shared)
+        , queries_(queries)
+        , scales_(reinterpret_cast<float*>(queries + shape::query_bytes + shape::stages * shape::stage_bytes))
+        , query_descriptor_(matrix_descriptor(shared_address(queries)))
+        , key_descriptor_(matrix_descriptor(shared_address(queries + shape::query_bytes)))
+        , group_(group)
+        , lane_(static_cast<std::int32_t>(threadIdx.x % 32))
+        , warp_(static_cast<std::int32_t>(threadIdx.x / 32 % 4)) {}
+
+    __device__ void run() {
+        cuda_share share(task_.buffers, task_.tiling, task_.batch.num_segments);
+        while (share.next(now_)) {
+            join_threads<sm90_multipliers>(3); // nobody reads the queries of the run before any more
+            if (thread() < 32) {
+                copy_segment(shared_.of_multipliers, task_.buffers.segments[now_.segment], thread());
+                shared_.suspicious_queries = 0;
+            }
+            join_threads<sm90_multipliers>(3);
+            const cuda_segment& what = shared_.of_multipliers;
+            const std::int32_t left = what.lanes - now_.first_row;
+            const std::int32_t rows = left < shape::chunk_rows ? left : shape::chunk_rows;
+            row_tiles_ = rows / row_tile;
+            stride_ = std::int64_t{task_.bounds.num_kv_heads} * what.lanes;
+            partials_ = task_.buffers.partials + what.first_partial + std::int64_t{now_.kv_head} * what.lanes +
+                        now_.first_row;
+            first_observation_ = observation(0);
+            fetch_queries(rows);
+            fence_for_matrix_reads();
+            join_threads<sm90_multipliers>(3);
+            suspicious_queries_ = shared_.suspicious_queries != 0;
+            std::int32_t next = group_; // 64 query rows that are this group's next, counted from the tile's first
+            for (std::int32_t tile = now_.tile_begin; tile < now_.tile_end; ++tile) {
+                next = multiply_tile(tile, next);
+            }
+        }
+    }
+
+  private:
+    [[nodiscard]] __device__ std::int32_t thread() const { return static_cast<std::int32_t>(threadIdx.x) - sm90_loaders; }
+    /// The row, counted from the segment's first, of an observation.
+    [[nodiscard]] __device__ std::int32_t observation(std::int32_t index) const {
+        return observation_row(task_.buffers, shared_.of_multipliers, now_.segment, task_.bounds.num_observations, index);
+    }
+    /// A query row of the KV head; null beyond the last.
+    [[nodiscard]] __device__ const Q* query(std::int32_t row) const {
+        const cuda_segment& what = shared_.of_multipliers;
+        return row < what.query_rows ? task_.queries.at(what.first_row + observation(row % what.num_observations),
+                                                        now_.kv_head * task_.bounds.group_heads() +
+                                                            row / what.num_observations)
+                                     : nullptr;
+    }
+
+    __device__ void fetch_queries(std::int32_t rows) {
+        if constexpr (std::is_same_v<Q, T>) {
+            constexpr std::int32_t at_once = sm90_multipliers / shape::row_threads;
+            const cuda_segment& what = shared_.of_multipliers;
+            const std::int32_t part = thread() % shape::row_threads;
+            const std::int32_t first = thread() / shape::row_threads;
+            const bool has_part = part < shape::row_bytes / 16;
+            std::int32_t head = (now_.first_row + first) / what.num_observations;
+            std::int32_t observed = (now_.first_row + first) % what.num_observations;
+            for (std::int32_t row = first; row < rows; row += at_once) {
+                const bool present = now_.first_row + row < what.query_rows;
+                const Q* from = task_.queries.data;
+                if (present) {
+                    from = task_.queries.at(what.first_row + observation(observed),
+                                            now_.kv_head * task_.bounds.group_heads() + head);
+                }
+                if (has_part) {
+                    copy_async_16(shared_address(queries_) +
+                                      static_cast<std::uint32_t>(swizzled_place(shape::chunk_rows, row, part)),
+                                  reinterpret_cast<const std::uint8_t*>(from) + part * 16, present);
+                }
+                observed += at_once;
+                while (observed >= what.num_observations) {
+                    observed -= what.num_observations;
+                    ++head;
+                }
+            }
+            close_copy_group();
+            wait_for_copies<0>();
+            suspicious_elements<Q> suspicious;
+            for (std::int32_t row = first; has_part && row < rows; row += at_once) {
+                suspicious.look_at(
+                    *reinterpret_cast<const uint4*>(queries_ + swizzled_place(shape::chunk_rows, row, part)));
+            }
+            if (suspicious.found()) {
+                shared_.suspicious_queries = 1;
+            }
+        } else {
+            convert_queries(rows);
+        }
+    }
+
+    /// Queries for FP8 keys: each row is scaled so that its largest element is 448, the largest of e4m3. A lane takes 16
+    /// elements of a row.
+    __device__ void convert_queries(std::int32_t rows) {
+        constexpr std::int32_t parts = D / 16;
+        constexpr std::int32_t lanes = parts <= 4 ? 4 : parts <= 8 ? 8 : 16;
+        const float key_scale = task_.key_scales != nullptr ? task_.key_scales[now_.kv_head] : 1.0f;
+        const std::int32_t part = thread() % lanes;
+        bool suspicious = is_non_finite(key_scale);
+        // As many rows for each thread, so that shuffles find all lanes.
+        for (std::int32_t row = thread() / lanes; row < rows; row += sm90_multipliers / lanes) {
+            const Q* from = part < parts ? query(now_.first_row + row) : nullptr;
+            uint4 words[2] = {};
+            if (from != nullptr) {
+                words[0] = reinterpret_cast<const uint4*>(from + part * 16)[0];
+                words[1] = reinterpret_cast<const uint4*>(from + part * 16)[1];
+            }
+            float elements[16];
+            float largest = 0;
+#pragma unroll
+            for (std::int32_t i = 0; i < 16; ++i) {
+                const std::uint32_t word = (&words[i / 8].x)[i / 2 % 4];
+                elements[i] = to_float(Q{static_cast<std::uint16_t>(i % 2 == 0 ? word & 0xffffu : word >> 16)});
+                suspicious = suspicious || is_non_finite(elements[i]);
+                largest = larger(largest, bit_cast<float>(bit_cast<std::uint32_t>(elements[i]) & 0x7fffffffu));
+            }
+#pragma unroll
+            for (std::int32_t offset = lanes / 2; offset > 0; offset /= 2) {
+                largest = larger(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+            }
+            // Rows of next to nothing count as zero.
+            const float down = largest > 1.0e-30f ? detail::multiply(448.0f, reciprocal(largest)) : 0.0f;
+            uint4 converted{0, 0, 0, 0};
+#pragma unroll
+            for (std::int32_t i = 0; i < 16; ++i) {
+                const std::uint32_t bits =
+                    __nv_cvt_float_to_fp8(detail::multiply(elements[i], down), __NV_SATFINITE, __NV_E4M3);
+                (&converted.x)[i / 4] |= bits << (i % 4 * 8);
+            }
+            if (part < parts) {
+                *reinterpret_cast<uint4*>(queries_ + swizzled_place(shape::chunk_rows, row, part)) = converted;
+            }
+            if (part == 0) {
+                scales_[row] =
+                    detail::multiply(detail::multiply(largest, 1.0f / 448.0f), detail::multiply(key_scale, task_.query_factor));
+            }
+        }
+        if (suspicious) {
+            task_.buffers.faulty[now_.segment] = 1;
+        }
+    }
+
+    /// This group's pairs of one tile. @return the first one of the next tile
+    __device__ std::int32_t multiply_tile(std::int32_t index, std::int32_t rows) {
+        const std::uint32_t stage = tiles_ % shape::stages;
+        barrier_wait(&shared_.full[stage], (tiles_ / shape::stages) & 1u);
+        ++tiles_;
+        if (rows >= row_tiles_) {
+            release(stage);
+            return rows - row_tiles_;
+        }
+        const tile_notes& notes = shared_.notes[stage];
+        const bool suspicious = suspicious_queries_ || *reinterpret_cast<const std::uint32_t*>(notes.suspicious) != 0;
+        const bool has_cuts = notes.has_cuts != 0;
+        const cuda_tile tile = cuda_tile::at(shared_.of_multipliers, index, tile_keys, slot_keys);
+        const bool hides =
+            tile.num_keys < tile_keys || (tile.own && first_observation_ + 1 < tile.first_row + tile.num_keys);
+        for (; rows < row_tiles_; rows += sm90_groups) {
+            accumulators scores;
+            multiply(scores, stage, rows);
+            const bool last = rows + sm90_groups >= row_tiles_;
+            if (last && !has_cuts) {
+                release(stage);
+            }
+            finish(scores, tile, rows * row_tile + warp_ * 16 + lane_ / 4, suspicious, hides,
+                   has_cuts ? &notes : nullptr);
+            if (last && has_cuts) {
+                release(stage);
+            }
+        }
+        return rows - row_tiles_;
+    }
+    __device__ void release(std::uint32_t stage) {
+        if (lane_ == 0) {
+            barrier_arrive(&shared_.empty[stage]);
+        }
+    }
+
+    __device__ void multiply(accumulators& scores, std::uint32_t stage, std::int32_t rows) {
+        constexpr std::int32_t steps = shape::row_bytes / 32;
+        const std::uint64_t queries = query_descriptor_ + static_cast<std::uint64_t>(rows * (row_tile * 128 >> 4));
+        const std::uint64_t keys = key_descriptor_ + std::uint64_t{stage} * (shape::stage_bytes >> 4);
+        pin(scores);
+        matrix_begin();
+#pragma unroll
+        for (std::int32_t step = 0; step < steps; ++step) {
+            const std::int32_t in_panel = step % 4 * (32 >> 4);
+            matrix_step<T, tile_keys>(
+                scores, queries + static_cast<std::uint64_t>(step / 4 * (shape::chunk_rows * 128 >> 4) + in_panel),
+                keys + static_cast<std::uint64_t>(step / 4 * (tile_keys * 128 >> 4) + in_panel), step > 0 ? 1 : 0);
+        }
+        matrix_close_group();
+        matrix_wait<0>();
+        pin(scores);
+    }
+    /// Keeps the compiler from moving accesses of accumulators across.
+    static __device__ void pin(accumulators& scores) {
+#pragma unroll
+        for (std::int32_t i = 0; i < tile_keys / 2; ++i) {
+            asm volatile("" : "+f"(scores[i])::"memory");
+        }
+    }
+
+    /// @param row the first of the thread's two query rows, counted from the chunk's first
+    /// @param cuts the notes of a tile that has cut blocks, else null
+    __device__ void finish(accumulators& scores, const cuda_tile& tile, std::int32_t row, bool suspicious, bool hides,
+                           const tile_notes* cuts) {
+        float factors[2] = {task_.query_factor, task_.query_factor};
+        if constexpr (std::is_same_v<T, float8_e4m3>) {
+            factors[0] = scales_[row];
+            factors[1] = scales_[row + 8];
+        }
+        if (suspicious) {
+            judge(scores, tile.num_keys);
+        }
+        if constexpr (Softcap) {
+            const float cap = detail::multiply(task_.softcap, log2_of_euler);
+#pragma unroll
+            for (std::int32_t i = 0; i < tile_keys / 2; ++i) {
+                scores[i] = detail::multiply(tanh_of(detail::multiply(scores[i], factors[i / 2 % 2])), cap);
+            }
+            factors[0] = factors[1] = 1.0f;
+        }
+        const std::int32_t quad_lane = lane_ % 4;
+        float numbers[sums::per_lane];
+        if (!hides && cuts == nullptr) {
+            if (!sums::template run_all<shape::polynomial>(scores, factors, quad_lane, numbers)) {
+                constexpr typename sums::visibility everything = {0xffffffffu, 0xffffffffu};
+                sums::run_relative(scores, factors, everything, quad_lane, numbers);
+            }
+            store(numbers, tile, row, nullptr);
+            return;
+        }
+        std::uint32_t seen[2];
+#pragma unroll
+        for (std::int32_t i = 0; i < 2; ++i) {
+            seen[i] = sums::first_keys(hides ? seen_by(now_.first_row + row + 8 * i, tile) : tile_keys, quad_lane);
+        }
+        // First the free keys of cut blocks with everything else, then their forced ones.
+#pragma unroll 1
+        for (std::int32_t pass = 0; pass < (cuts != nullptr ? 2 : 1); ++pass) {
+            typename sums::visibility visible = {seen[0], seen[1]};
+            if (cuts != nullptr) {
+                std::uint32_t words[(tile_keys + 31) / 32];
+#pragma unroll
+                for (std::int32_t w = 0; w < (tile_keys + 31) / 32; ++w) {
+                    words[w] = pass_word(*cuts, w, pass);
+                }
+                const std::uint32_t marked = sums::marked_keys(words, quad_lane);
+                visible[0] &= marked;
+                visible[1] &= marked;
+            }
+            sums::run_visible(scores, factors, visible, quad_lane, numbers);
+            store(numbers, tile, row, pass == 1 ? cuts : nullptr);
+        }
+    }
+
+    /// @param cuts for the forced parts of cut blocks, which have slots of their own; else null
+    __device__ void store(const float (&numbers)[sums::per_lane], const cuda_tile& tile, std::int32_t row,
+                          const tile_notes* cuts) {
+        const std::int32_t quad_lane = lane_ % 4;
+#pragma unroll
+        for (std::int32_t k = 0; k < sums::per_lane; ++k) {
+            const std::int32_t index = sums::values == 2
+                                           ? quad_lane / 2
+                                           : quad_lane / 2 * (sums::values / 2) + quad_lane % 2 * (sums::values / 4) + k;
+            const std::int32_t slot = index / 2;
+            bool stored = slot * slot_keys < tile.num_keys && (sums::values > 2 || quad_lane % 2 == 0);
+            std::int64_t at = tile.first_slot + slot;
+            if (cuts != nullptr) {
+                const std::int32_t cut = cuts->cuts[slot];
+                constexpr std::int32_t parts = G / slot_keys;
+                stored = stored && cut >= 0;
+                at = std::int64_t{shared_.of_multipliers.context_slots} + shared_.of_multipliers.own_slots + std::int64_t{cut} * parts +
+                     (tile.first_row / slot_keys + slot) % parts;
+            }
+            if (stored) {
+                partials_[at * stride_ + row + 8 * (index % 2)] = numbers[k];
+            }
+        }
+    }
+
+    [[nodiscard]] static __device__ std::uint32_t pass_word(const tile_notes& notes, std::int32_t word,
+                                                            std::int32_t pass) {
+        std::uint32_t of_cut_blocks = 0;
+#pragma unroll
+        for (std::int32_t slot = 0; slot < tile_keys / slot_keys; ++slot) {
+            if (notes.cuts[slot] >= 0) {
+                const std::int32_t begin = slot * slot_keys - word * 32;
+                const std::int32_t end = begin + slot_keys;
+                if (begin < 32 && end > 0) {
+                    const std::uint32_t low = begin > 0 ? 0xffffffffu << begin : 0xffffffffu;
+                    const std::uint32_t high = end < 32 ? ~(0xffffffffu << end) : 0xffffffffu;
+                    of_cut_blocks |= low & high;
+                }
+            }
+        }
+        const std::uint32_t forced = notes.forced[word] & of_cut_blocks;
+        return pass == 0 ? ~forced : forced;
+    }
+
+    /// How many keys of a tile a query row sees: those up to its own row.
+    [[nodiscard]] __device__ std::int32_t seen_by(std::int32_t row, const cuda_tile& tile) const {
+        if (!tile.own) {
+            return tile.num_keys;
+        }
+        const std::int32_t observed = observation(row % shared_.of_multipliers.num_observations);
+        const std::int32_t seen = observed + 1 - tile.first_row;
+        return seen < 0 ? 0 : seen < tile.num_keys ? seen : tile.num_keys;
+    }
+
+    /// Raises the segment's flag where a score, visible or not, is NaN or infinite.
+    __device__ void judge(const accumulators& scores, std::int32_t num_keys) {
+        bool bad = false;
+#pragma unroll
+        for (std::int32_t i = 0; i < tile_keys / 2; ++i) {
+            const std::int32_t key = 8 * (i / 4) + 2 * (lane_ % 4) + (i & 1);
+            bad = bad || (key < num_keys && is_non_finite(scores[i]));
+        }
+        if (bad) {
+            task_.buffers.faulty[now_.segment] = 1;
+        }
+    }
+
+    const cuda_score_task<Q, T, Cache>& task_;
+    sm90_shared& shared_;
+    std::uint8_t* queries_;
+    float* scales_;             ///< of query rows, where they were converted
+    float* partials_ = nullptr; ///< of slot 0 and the chunk's first row
+    std::int64_t stride_ = 0;   ///< from slot to slot
+    std::uint64_t query_descriptor_;
+    std::uint64_t key_descriptor_;
+    cuda_run now_{};
+    std::uint32_t tiles_ = 0; ///< so far
+    std::int32_t row_tiles_ = 0;
+    std::int32_t first_observation_ = 0;
+    std::int32_t group_;
+    std::int32_t lane_;
+    std::int32_t warp_;
+    bool suspicious_queries_ = false;
+};
+
+#endif // __CUDA_ARCH_FEAT_SM90_ALL
+
+template <class Q, class T, class Cache, std::int32_t D, std::int32_t G, bool Softcap>
+__global__ void UNIPREFILL_HIDDEN __launch_bounds__(sm90_threads, 1)
+    sm90_score_kernel(const __grid_constant__ cuda_score_task<Q, T, Cache> task) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using shape = sm90_shape<T, D>;
+    extern __shared__ std::uint8_t dynamic_memory[];
+    __shared__ sm90_shared shared;
+    const std::uint32_t misaligned = shared_address(dynamic_memory) % 1024;
+    std::uint8_t* const queries = dynamic_memory + (misaligned == 0 ? 0 : 1024 - misaligned);
+    if (threadIdx.x == 0) {
+        for (std::int32_t stage = 0; stage < shape::stages; ++stage) {
+            barrier_init(&shared.full[stage], sm90_pair);
+            barrier_init(&shared.empty[stage], 4 * sm90_groups);
+        }
+        for (tile_notes& notes : shared.notes) {
+            notes = {};
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const std::int32_t group = uniform(static_cast<std::int32_t>(threadIdx.x / 128));
+    if (group == 0) {
+        lower_register_limit<32>();
+        sm90_loader<Q, T, Cache, D, G>(task, shared, queries + shape::query_bytes).run();
+    } else {
+        raise_register_limit<112>();
+        sm90_multiplier<Q, T, Cache, D, G, Softcap>(task, shared, queries, group - 1).run();
+    }
+#else
+    static_cast<void>(task);
+#endif
+}
+
+} // namespace detail
+
+UNIPREFILL_END_NAMESPACE

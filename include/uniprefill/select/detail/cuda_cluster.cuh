@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+/// @file
+/// Thread block clusters (compute capability 9.0 and up; elsewhere every thread block is a cluster of its
+/// own).
+#pragma once
+
+#include <uniprefill/core/config.hpp>
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+UNIPREFILL_BEGIN_NAMESPACE
+
+namespace detail {
+
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::int32_t rank_in_cluster() {
+    std::uint32_t rank = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return static_cast<std::int32_t>(rank);
+}
+
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::int32_t cluster_ctas() {
+    std::uint32_t size = 1;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+#endif
+    return static_cast<std::int32_t>(size);
+}
+
+/// Tells the cluster that this thread's writes to shared memory are done.
+__device__ UNIPREFILL_HIDDEN inline void arrive_at_cluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+/// Waits until every thread of the cluster has arrived.
+__device__ UNIPREFILL_HIDDEN inline void wait_for_cluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+
+/// The address of this thread block's @p word in the shared memory of thread block @p rank of the cluster.
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::uint32_t address_in_cluster(const void* word,
+                                                                                   std::int32_t rank) {
+    auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(word));
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(address), "r"(rank));
+#else
+    static_cast<void>(rank);
+#endif
+    return address;
+}
+
+/// What lies at this thread block's @p word in thread block @p rank of the cluster.
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::uint64_t load_from_cluster(const std::uint64_t* word,
+                                                                                  std::int32_t rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    std::uint64_t value = 0;
+    asm volatile("ld.shared::cluster.u64 %0, [%1];"
+                 : "=l"(value)
+                 : "r"(address_in_cluster(word, rank))
+                 : "memory");
+    return value;
+#else
+    static_cast<void>(rank);
+    return *word;
+#endif
+}
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::uint32_t load_from_cluster(const std::uint32_t* word,
+                                                                                  std::int32_t rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    std::uint32_t value = 0;
+    asm volatile("ld.shared::cluster.u32 %0, [%1];"
+                 : "=r"(value)
+                 : "r"(address_in_cluster(word, rank))
+                 : "memory");
+    return value;
+#else
+    static_cast<void>(rank);
+    return *word;
+#endif
+}
+
+__device__ UNIPREFILL_HIDDEN inline void store_to_cluster(std::uint64_t* word, std::int32_t rank,
+                                                          std::uint64_t value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(address_in_cluster(word, rank)), "l"(value)
+                 : "memory");
+#else
+    static_cast<void>(rank);
+    *word = value;
+#endif
+}
+
+} // namespace detail
+
+UNIPREFILL_END_NAMESPACE

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+#pragma once
+
+#include <uniprefill/core/detail/check_device_batch.hpp>
+#include <uniprefill/select/detail/check_arguments.hpp>
+#include <uniprefill/select/detail/cuda_kernels.cuh>
+
+#include <type_traits>
+
+UNIPREFILL_BEGIN_NAMESPACE
+
+namespace detail {
+
+/// How a step is launched.
+struct select_plan {
+    bool at_once = false;
+    std::int32_t cluster = 1;
+    dim3 grid{1};     ///< of the one kernel, or of the one that writes
+    dim3 deciding{1}; ///< of the kernel that only decides
+    std::int32_t warp_blocks = -1;
+    std::int32_t cta_blocks = -1;
+
+    /// For @p segments segments of at most @p blocks blocks together.
+    [[nodiscard]] static UNIPREFILL_HOST_API select_plan of(const cuda_device& device,
+                                                            const cuda_selector_options& options, bool sorts,
+                                                            std::int32_t segments,
+                                                            std::int64_t blocks) noexcept {
+        using launch_count = cuda_selector_options::launch_count;
+        select_plan made;
+        const std::int32_t ctas = device.ctas(1);
+        const std::int64_t average = blocks / (segments > 0 ? segments : 1);
+        // A thread block decides some thousand blocks faster than eight that have to wait for each other, and
+        // many segments leave each other no time to be waited for.
+        const bool small = average <= warp_team::most_blocks + 1;
+        const bool few = segments == 1 || (small && segments <= select_threads / 32);
+        std::int32_t cluster = few                                           ? (blocks > 3072 ? 8 : 1)
+                               : small || (segments > 16 && blocks <= 32768) ? 1
+                                                                             : 8;
+        if (options.cluster_ctas > 0) {
+            cluster = options.cluster_ctas;
+        }
+        while (cluster > (device.compute_capability >= 90 ? ctas : 1)) {
+            cluster /= 2;
+        }
+        made.cluster = cluster > 0 ? cluster : 1;
+        made.at_once = !sorts && segments <= max_segments_at_once && options.launches != launch_count::two &&
+                       (options.launches == launch_count::one || few ||
+                        (segments <= 2 * made.cluster && made.cluster > 1));
+        const auto whole_clusters = [&](std::int64_t wanted) {
+            const std::int64_t most = ctas < wanted ? ctas : wanted;
+            const std::int64_t clusters = most / made.cluster;
+            return dim3(static_cast<unsigned>((clusters > 0 ? clusters : 1) * made.cluster));
+        };
+        made.grid = whole_clusters((blocks + 31) / 32 + made.cluster - 1);
+        made.deciding =
+            whole_clusters((segments > blocks / 1024 ? segments : blocks / 1024) + made.cluster - 1);
+        // Who decides a segment: as few threads as leave nobody idle.
+        const std::int32_t deciders =
+            made.at_once ? made.cluster : static_cast<std::int32_t>(made.deciding.x);
+        made.warp_blocks = segments > 1 && (small || segments > deciders) ? warp_team::most_blocks : -1;
+        made.cta_blocks = made.cluster == 1 || sorts           ? INT32_MAX
+                          : segments > deciders / made.cluster ? 4096
+                                                               : -1;
+        return made;
+    }
+};
+
+/// As launch(), with clusters.
+template <class... Parameters, class... Arguments>
+[[nodiscard]] UNIPREFILL_HOST_API status launch_clusters(const cuda_device& device, std::int32_t cluster,
+                                                         void (*kernel)(Parameters...), dim3 grid,
+                                                         backend::cuda::stream stream,
+                                                         const Arguments&... arguments) noexcept {
+    cudaLaunchAttribute attributes[2]{};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = static_cast<unsigned>(cluster);
+    attributes[1].val.clusterDim.y = 1;
+    attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(static_cast<unsigned>(select_threads));
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = !device.overlaps_launches() ? 0 : cluster > 1 ? 2 : 1;
+    return cuda_result(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "launch");
+}
+
+/// The pieces of a workspace.
+struct cuda_select_buffers {
+    segment_verdict* verdicts = nullptr;
+    sort_buffers sorting{};
+
+    [[nodiscard]] static UNIPREFILL_HOST_API cuda_select_buffers carve(workspace& memory,
+                                                                       const limits& bounds,
+                                                                       bool sorts) noexcept {
+        cuda_select_buffers made;
+        made.verdicts = memory.take<segment_verdict>(bounds.max_segments);
+        if (sorts) {
+            made.sorting = sort_buffers::carve(memory, bounds.max_blocks());
+        }
+        return made;
+    }
+};
+
+} // namespace detail
+
+template <class Rule>
+UNIPREFILL_HOST_API std::size_t block_selector<Rule, backend::cuda>::workspace_bytes() const noexcept {
+    if (!validate(bounds_).ok()) {
+        return 0;
+    }
+    workspace counting;
+    static_cast<void>(
+        detail::cuda_select_buffers::carve(counting, bounds_, !std::is_same_v<Rule, selection_rule>));
+    return counting.bytes_used();
+}
+
+template <class Rule>
+UNIPREFILL_HOST_API status block_selector<Rule, backend::cuda>::run(
+    const mass_view& masses, const batch_view& batch, const Rule* rules, std::int32_t kept_bound,
+    selection& out, workspace memory, backend::cuda::stream stream) const noexcept {
+    constexpr bool sorts = !std::is_same_v<Rule, selection_rule>;
+    UNIPREFILL_TRY(validate(bounds_));
+    UNIPREFILL_TRY(detail::check_device_batch(batch, bounds_));
+    if (batch.num_segments < batch.num_requests) {
+        return failure(status_code::invalid_argument, "batch.num_segments",
+                       "at least one segment for each request", batch.num_segments);
+    }
+    if (batch.num_requests == 0 && batch.num_segments + batch.num_rows > 0) {
+        return failure(status_code::invalid_argument, "batch.num_requests",
+                       "more than 0 where there are rows or segments", 0);
+    }
+    const std::int64_t blocks = std::int64_t{batch.num_rows} / bounds_.block_rows + batch.num_segments;
+    UNIPREFILL_TRY(detail::check_masses(masses, batch.num_segments, blocks, memory_space::device));
+    if (rules == nullptr && batch.num_requests > 0) {
+        return failure(status_code::invalid_argument, "rules", "an array, not a null pointer", 0);
+    }
+    if (kept_bound < 0 || kept_bound > bounds_.max_rows) {
+        return failure(status_code::out_of_range, "kept_bound", "0..limits.max_rows", kept_bound);
+    }
+    UNIPREFILL_TRY(detail::check_output(out, bounds_, memory_space::device));
+    UNIPREFILL_TRY(memory.check(workspace_bytes()));
+    const std::int32_t cluster = options_.cluster_ctas;
+    if (cluster < 0 || cluster > 8 || (cluster & (cluster - 1)) != 0) {
+        return failure(status_code::invalid_argument, "options.cluster_ctas", "0, 1, 2, 4 or 8", cluster);
+    }
+
+    workspace pieces(memory.data(), memory.bytes());
+    const auto buffers = detail::cuda_select_buffers::carve(pieces, bounds_, sorts);
+    detail::selector_call<Rule> call;
+    call.step.batch = batch;
+    call.step.free_mass = masses.free;
+    call.step.forced_mass = masses.forced;
+    call.step.faults = masses.faults;
+    call.step.block = detail::block_size::of(bounds_.block_rows);
+    call.step.max_spans = bounds_.max_forced_spans;
+    call.out = {out.keep_bits,
+                out.kept_to_old,
+                out.old_to_kept,
+                out.cu_seqlens,
+                out.cu_segments,
+                out.outcomes,
+                (bounds_.max_blocks() + 31) / 32,
+                kept_bound};
+    call.rules = rules;
+    call.buffers = buffers.sorting;
+    call.verdicts = buffers.verdicts;
+    const auto plan = detail::select_plan::of(device_, options_, sorts, batch.num_segments, blocks);
+    call.warp_blocks = plan.warp_blocks;
+    call.cta_blocks = plan.cta_blocks;
+
+    bool launched = false;
+    if constexpr (!sorts) {
+        if (plan.at_once) {
+            UNIPREFILL_TRY(detail::launch_clusters(device_, plan.cluster, &detail::select_at_once<Rule>,
+                                                   plan.grid, stream, call));
+            launched = true;
+        }
+    }
+    if (!launched) {
+        UNIPREFILL_TRY(detail::launch_clusters(device_, plan.cluster, &detail::decide_segments<Rule>,
+                                               plan.deciding, stream, call));
+        UNIPREFILL_TRY(detail::launch_clusters(device_, plan.cluster, &detail::write_selection<>, plan.grid,
+                                               stream, call.step, call.out, buffers.verdicts));
+    }
+    out.identity = false;
+    out.num_requests = batch.num_requests;
+    out.num_segments = batch.num_segments;
+    out.num_rows = batch.num_rows;
+    out.kept_bound = kept_bound;
+    return success();
+}
+
+UNIPREFILL_END_NAMESPACE

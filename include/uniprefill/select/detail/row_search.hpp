@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+/// @file
+/// Rows by position.
+#pragma once
+
+#include <uniprefill/core/config.hpp>
+
+#include <cstdint>
+
+UNIPREFILL_BEGIN_NAMESPACE
+
+namespace detail {
+
+/// The first row of [begin, end) at @p position or later. Positions ascend. Whatever they are, the answer
+/// lies in begin..end and doesn't fall when @p position grows.
+[[nodiscard]] inline UNIPREFILL_API std::int32_t first_row_at(const std::int32_t* positions,
+                                                              std::int32_t begin, std::int32_t end,
+                                                              std::int32_t position) noexcept {
+    while (begin < end) {
+        const std::int32_t middle = begin + (end - begin) / 2;
+        if (positions[middle] >= position) {
+            end = middle;
+        } else {
+            begin = middle + 1;
+        }
+    }
+    return begin;
+}
+
+/// As first_row_at(), with fewer steps: positions ascend by at least 1 a row, so the ends bracket the answer.
+/// Rows without gaps need no step at all.
+[[nodiscard]] inline UNIPREFILL_API std::int32_t bracketed_row_at(const std::int32_t* positions,
+                                                                  std::int32_t begin, std::int32_t end,
+                                                                  std::int32_t position) noexcept {
+    if (begin >= end) {
+        return begin;
+    }
+    const std::int64_t first = positions[begin];
+    const std::int64_t last = positions[end - 1];
+    if (first >= position) {
+        return begin;
+    }
+    if (last < position) {
+        return end;
+    }
+    const std::int64_t highest = begin + (position - first);
+    const std::int64_t lowest = end - 1 - (last - position);
+    const auto to = static_cast<std::int32_t>(highest < end - 1 ? highest : end - 1);
+    const auto from = static_cast<std::int32_t>(lowest > begin + 1 ? lowest : begin + 1);
+    return first_row_at(positions, from < to ? from : to, to, position);
+}
+
+} // namespace detail
+
+UNIPREFILL_END_NAMESPACE

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+/// @file
+/// The decision about one segment, taken by a team. The same outcome as segment_decision, bit for bit.
+#pragma once
+
+#include <uniprefill/select/detail/cut_search.hpp>
+#include <uniprefill/select/detail/outcome_rules.hpp>
+#include <uniprefill/select/detail/segment_verdict.hpp>
+#include <uniprefill/select/detail/team_sort.hpp>
+
+#include <cstdint>
+#include <type_traits>
+
+UNIPREFILL_BEGIN_NAMESPACE
+
+namespace detail {
+
+/// What decisions read, all but the rules.
+struct step_view {
+    batch_view batch{};
+    const std::int64_t* free_mass = nullptr;
+    const std::int64_t* forced_mass = nullptr;
+    const std::int64_t* faults = nullptr;
+    block_size block{};
+    std::int32_t max_spans = 0; ///< limits::max_forced_spans
+
+    /// The blocks of a segment, once its verdict has its free rows, its spans and how it ranks.
+    [[nodiscard]] UNIPREFILL_API segment_blocks blocks_of(std::int32_t segment, row_range rows,
+                                                          const forced_rows& forced, mass_scope scope,
+                                                          tie_order ties) const noexcept {
+        const std::int64_t offset = block.offset(segment, rows.begin);
+        segment_blocks made;
+        made.rows = rows;
+        made.block_rows = block.rows;
+        made.count = block.blocks(rows.size());
+        made.scope = scope;
+        made.ties = ties;
+        made.forced = forced;
+        made.free_mass = free_mass + offset;
+        made.forced_mass = forced_mass + offset;
+        return made;
+    }
+    /// As blocks_of(), from a verdict.
+    [[nodiscard]] UNIPREFILL_API segment_blocks blocks_of(std::int32_t segment, row_range rows,
+                                                          const segment_verdict& verdict) const noexcept {
+        forced_rows forced;
+        forced.positions = batch.positions;
+        forced.free = verdict.free;
+        if (verdict.num_spans > 0) {
+            forced.spans = batch.forced.spans + batch.forced.offsets[request_of_segment(batch, segment)];
+            forced.num_spans = verdict.num_spans;
+            forced.near_spans = verdict.near_spans;
+        }
+        return blocks_of(segment, rows, forced, verdict.whole_scope ? mass_scope::all : mass_scope::free,
+                         verdict.higher_first ? tie_order::higher_block_first : tie_order::lower_block_first);
+    }
+};
+
+/// Whether a rule's fields make sense; of a rule of one's own, those that every rule has.
+template <class Rule>
+[[nodiscard]] UNIPREFILL_API bool is_sound_rule(const Rule& rule) noexcept {
+    if constexpr (std::is_same_v<Rule, selection_rule>) {
+        return validate(rule).ok();
+    } else {
+        return validate(static_cast<const rule_base&>(rule)).ok();
+    }
+}
+
+/// ceil(share * whole), or the least integer above share * whole.
+[[nodiscard]] UNIPREFILL_API constexpr std::uint64_t mass_target(std::uint64_t whole, unit_fraction share,
+                                                                 bool must_exceed) noexcept {
+    const wide_product product = wide_product::of(whole, share.value);
+    const std::uint64_t floor = (product.high << 1) | (product.low >> 63);
+    return floor + (must_exceed || (product.low << 1) != 0 ? 1 : 0);
+}
+
+/// Decides one segment.
+template <class Team, class Rule>
+class team_decision {
+  public:
+    UNIPREFILL_ANY_TEAM
+    UNIPREFILL_API team_decision(Team& team, const step_view& step, const Rule* rules,
+                                 const sort_buffers& buffers, std::int32_t segment) noexcept
+        : team_(team)
+        , step_(step)
+        , buffers_(buffers)
+        , segment_(segment)
+        , request_(request_of_segment(step.batch, segment))
+        , options_(step.batch.options_of(request_))
+        , rule_(rules[request_])
+        , rows_(rows_of_segment(step.batch, segment)) {}
+
+    /// The same verdict for every thread.
+    UNIPREFILL_ANY_TEAM
+    [[nodiscard]] UNIPREFILL_API segment_verdict run() noexcept {
+        held_.load(team_, step_.free_mass + step_.block.offset(segment_, rows_.begin),
+                   step_.block.blocks(rows_.size()));
+        verdict_.kept = rows_.size();
+        const auto tag = static_cast<std::int32_t>(step_.batch.tags[request_]);
+        const bool known = tag >= 0 && tag <= static_cast<std::int32_t>(request_tag::verify);
+        if (!known || !step_.batch.is_prefill(request_) || options_.enabled == 0) {
+            verdict_.reason = !known                             ? keep_reason::invalid
+                              : step_.batch.is_prefill(request_) ? keep_reason::switched_off
+                                                                 : keep_reason::not_prefill;
+        } else if (rows_.size() == 0) {
+            verdict_.reason = keep_reason::empty;
+        } else if (!is_sound_rule(rule_)) {
+            verdict_.reason = keep_reason::invalid;
+        } else {
+            decide();
+        }
+        return verdict_;
+    }
+
+  private:
+    [[nodiscard]] UNIPREFILL_API bool lacks_sense(const request_options& options) const noexcept {
+        return options.sink < 0 || options.tail < 0 || options.min_length < 0;
+    }
+
+    UNIPREFILL_ANY_TEAM
+    UNIPREFILL_API void decide() noexcept {
+        const keep_reason doubt = find_forced();
+        held_.make(team_, blocks_);
+        count();
+        verdict_.reason = reason(doubt);
+        if (must_run_dense_again(rule_, rows_.size(), num_forced(), verdict_.reason)) {
+            verdict_.reason = keep_reason::rerun_dense;
+            keep_latest();
+        } else if (verdict_.reason == keep_reason::selected) {
+            keep_ranked();
+        }
+    }
+
+    [[nodiscard]] UNIPREFILL_API std::int32_t num_forced() const noexcept {
+        return rows_.size() - free_rows_;
+    }
+
+    /// @return why the spans can't be heeded, `selected` where they can
+    UNIPREFILL_ANY_TEAM
+    [[nodiscard]] UNIPREFILL_API keep_reason find_forced() noexcept {
+        const span_lists& lists = step_.batch.forced;
+        keep_reason doubt = lacks_sense(options_) ? keep_reason::invalid : keep_reason::selected;
+        std::int32_t num_spans = 0;
+        const position_span* spans = nullptr;
+        if (lists.offsets != nullptr) {
+            const std::int32_t begin = lists.offsets[request_];
+            const std::int32_t end = lists.offsets[request_ + 1];
+            if (begin < 0 || end < begin || (end > begin && lists.spans == nullptr)) {
+                doubt = keep_reason::invalid;
+            } else if (end > begin && end > step_.max_spans) {
+                doubt = doubt == keep_reason::selected ? keep_reason::overflow : doubt;
+            } else if (end > begin) {
+                spans = lists.spans + begin;
+                num_spans = end - begin;
+                tally wrong;
+                for (std::int32_t i = team_.rank(); i < num_spans; i += team_.size()) {
+                    const std::int32_t least = i > 0 ? spans[i - 1].end : 0;
+                    wrong.rows += spans[i].begin < least || spans[i].end < spans[i].begin ? 1u : 0u;
+                }
+                if (team_.combine(wrong).rows != 0) {
+                    doubt = keep_reason::invalid;
+                    num_spans = 0;
+                }
+            }
+        }
+        const forced_rows forced = find_forced_rows(step_.batch, rows_, options_, spans, num_spans);
+        verdict_.free = forced.free;
+        verdict_.num_spans = num_spans;
+        verdict_.near_spans = forced.near_spans;
+        verdict_.whole_scope = rule_.scope == mass_scope::all;
+        verdict_.higher_first = rule_.ties == tie_order::higher_block_first;
+        blocks_ = step_.blocks_of(segment_, rows_, forced, rule_.scope, rule_.ties);
+        return doubt;
+    }
+
+    UNIPREFILL_ANY_TEAM
+    UNIPREFILL_API void count() noexcept {
+        tally mine;
+        held_.each(team_, blocks_, [&](const held_block& block) {
+            if (block.is_candidate()) {
+                mine.rows += static_cast<std::uint32_t>(block.free_rows);
+                mine.blocks += 1;
+                mine.add_mass(block.mass);
+                mine.largest = block.mass > mine.largest ? block.mass : mine.largest;
+            }
+        });
+        const tally all = team_.combine(mine);
+        free_rows_ = static_cast<std::int32_t>(all.rows);
+        candidates_ = static_cast<std::int32_t>(all.blocks);
+        total_ = all.mass;
+        largest_ = all.largest;
+    }
+
+    [[nodiscard]] UNIPREFILL_API keep_reason reason(keep_reason doubt) const noexcept {
+        if (rows_.size() < options_.min_length || free_rows_ == 0) {
+            return keep_reason::short_segment;
+        }
+        if (doubt != keep_reason::selected) {
+            return doubt;
+        }
+        if (const keep_reason fault = reason_of_fault(step_.faults[segment_]); is_fault(fault)) {
+            return fault;
+        }
+        return total_ >= tally::full ? keep_reason::overflow
+               : total_ == 0         ? keep_reason::zero_mass
+                                     : keep_reason::selected;
+    }
+
+    /// Under exact rows that can't be had: forced rows first (of too many the latest), then the latest.
+    UNIPREFILL_API void keep_latest() noexcept {
+        const std::int32_t places = rule_.exact_rows();
+        const bool too_many = num_forced() > places;
+        verdict_.kept = places;
+        verdict_.form = too_many ? keep_form::latest_forced : keep_form::latest_free;
+        verdict_.cut_block = blocks_.count;
+        blocks_.ties = tie_order::higher_block_first; // ranked from the end
+        goal_.from_end = true;
+        goal_.weight = too_many ? cut_weight::forced_rows : cut_weight::free_rows;
+        goal_.target = static_cast<std::uint64_t>(too_many ? places : places - num_forced());
+        search();
+    }
+
+    UNIPREFILL_ANY_TEAM
+    UNIPREFILL_API void keep_ranked() noexcept {
+        verdict_.total_mass = static_cast<std::int64_t>(total_);
+        goal_.largest = largest_;
+        std::int32_t wanted = free_rows_;
+        rule_decides_ = rule_.exact_rows() <= 0 && choose(wanted);
+        if (!rule_decides_) {
+            aim_at_rows(wanted);
+        }
+        search();
+    }
+
+    /// Aims at the free rows that stay where the rule's blocks hold @p wanted.
+    UNIPREFILL_API void aim_at_rows(std::int32_t wanted) noexcept {
+        const std::int32_t left = free_rows_to_keep(rule_, rows_.size(), num_forced(), wanted);
+        verdict_.kept = num_forced() + left;
+        goal_.weight = left == 0 ? cut_weight::none : cut_weight::free_rows;
+        goal_.target = left == 0 ? tally::full : static_cast<std::uint64_t>(left);
+    }
+
+    /// Searches for the goal, and once more where the rule's bounds on kept rows change it. The only call of
+    /// the search, so that its instructions are fetched once.
+    UNIPREFILL_ANY_TEAM
+    UNIPREFILL_API void search() noexcept {
+        for (;;) {
+            if (!goal_.from_end && !rule_decides_ && verdict_.kept == rows_.size()) {
+                verdict_.reason = keep_reason::everything;
+                return;
+            }
+            if (goal_.target == 0) {
+                return; // from the end: forced rows alone
+            }
+            const cut_result cut = find_cut(team_, blocks_, held_, goal_);
+            const std::int32_t block = cut.at.order >= 0 ? blocks_.order(cut.at.order) : -1;
+            if (goal_.from_end) {
+                verdict_.cut_block = block;
+                verdict_.cut_rows = static_cast<std::int32_t>(goal_.target) - cut.rows_before;
+                return;
+            }
+            const std::int32_t of_cut = block >= 0 ? blocks_.free_rows(block) : 0;
+            if (rule_decides_) {
+                const std::int32_t wanted = cut.rows_before + of_cut;
+                rule_decides_ = num_forced() + wanted != rows_.size() &&
+                                free_rows_to_keep(rule_, rows_.size(), num_forced(), wanted) == wanted;
+                if (!rule_decides_) {
+                    aim_at_rows(wanted);
+                    continue;
+                }
+                verdict_.kept = num_forced() + wanted;
+            }
+            keep_down_to(cut, block, of_cut, verdict_.kept - num_forced() - cut.rows_before);
+            return;
+        }
+    }
+
+    /// Keeps blocks by rank before the cut, and @p cut_rows of the @p free_rows free rows of @p block, the
+    /// one at it.
+    UNIPREFILL_API void keep_down_to(const cut_result& cut, std::int32_t block, std::int32_t free_rows,
+                                     std::int32_t cut_rows) noexcept {
+        verdict_.form = keep_form::ranked;
+        verdict_.dropped_mass = static_cast<std::int64_t>(cut.mass_after);
+        if (block < 0) { // every block of at least some mass
+            verdict_.cut_mass =
+                goal_.target < tally::full ? static_cast<std::int64_t>(goal_.target) : INT64_MAX;
+            verdict_.cut_order = goal_.target < tally::full ? blocks_.count : 0;
+            return;
+        }
+        verdict_.cut_mass = static_cast<std::int64_t>(cut.at.mass);
+        verdict_.cut_order = cut.at.order + (cut_rows == free_rows ? 1 : 0);
+        if (cut_rows != free_rows) {
+            verdict_.cut_block = block;
+            verdict_.cut_rows = cut_rows;
+            verdict_.dropped_mass +=
+                share_rounded_up(blocks_.free_mass[block], free_rows - cut_rows, free_rows);
+        }
+    }
+
+    /// Asks the rule. @return whether goal_ is the cut that it wants; else @p wanted free rows are in its
+    /// blocks
+    UNIPREFILL_ANY_TEAM
+    [[nodiscard]] UNIPREFILL_API bool choose(std::int32_t& wanted) noexcept {
+        if constexpr (std::is_same_v<Rule, selection_rule>) {
+            switch (rule_.kind) {
+            case rule_kind::max_fraction:
+                goal_.weight = cut_weight::none;
+                goal_.target = mass_target(largest_, rule_.p, false);
+                return true;
+            case rule_kind::top_p:
+                goal_.weight = cut_weight::mass;
+                goal_.target = mass_target(total_, rule_.p, rule_.crossing == crossing::published);
+                return rule_.p.value != unit_fraction::one;
+            default:
+                goal_.weight = cut_weight::blocks;
+                goal_.target = static_cast<std::uint64_t>(ceil_fraction(rule_.p, candidates_));
+                return goal_.target < static_cast<std::uint64_t>(candidates_);
+            }
+        } else {
+            const sorted_blocks sorted =
+                sort_blocks(team_, blocks_, buffers_.from(step_.block.offset(segment_, rows_.begin)),
+                            candidates_, static_cast<std::int64_t>(total_));
+            const std::int32_t chosen = clamped(rule_.keep_count(sorted.ranked), 0, candidates_);
+            tally mine;
+            for (std::int32_t k = team_.rank(); k < chosen; k += team_.size()) {
+                const std::int32_t order = sorted.orders[k];
+                mine.rows += static_cast<std::uint32_t>(blocks_.free_rows(
+                    blocks_.ties == tie_order::lower_block_first ? order : blocks_.count - 1 - order));
+            }
+            wanted = static_cast<std::int32_t>(team_.combine(mine).rows);
+            return false;
+        }
+    }
+
+    Team& team_;
+    const step_view& step_;
+    const sort_buffers& buffers_;
+    std::int32_t segment_;
+    std::int32_t request_;
+    request_options options_;
+    Rule rule_;
+    row_range rows_;
+    segment_blocks blocks_{};
+    held_blocks<Team> held_{};
+    segment_verdict verdict_{};
+    std::int32_t free_rows_ = 0;
+    std::int32_t candidates_ = 0;
+    std::uint64_t total_ = 0;
+    std::uint64_t largest_ = 0;
+    cut_goal goal_{};
+    bool rule_decides_ = false; ///< the goal is the rule's, not yet bounded
+};
+
+} // namespace detail
+
+UNIPREFILL_END_NAMESPACE

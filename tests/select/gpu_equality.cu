@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+// The device's selections against the host's, in every output.
+
+#include "gpu_step.cuh"
+
+using namespace select_test;
+
+namespace {
+
+/// Small steps have limits of their own; this makes room for any of them.
+up::limits roomy(const up::limits& bounds) {
+    up::limits made = bounds;
+    made.max_forced_spans = 1 << 12;
+    return made;
+}
+
+/// A step of @p requests requests of about @p blocks blocks each, dense or thinned, with masses of one style.
+step many_requests(generator& random, std::int32_t requests, std::int32_t blocks, std::int32_t block_rows) {
+    step what(block_rows);
+    for (std::int32_t r = 0; r < requests; ++r) {
+        const auto rows = static_cast<std::int32_t>(random.below(2 * blocks * block_rows + 1));
+        std::vector<std::int32_t> where;
+        std::int32_t position = 0;
+        const bool thinned = random.chance(2);
+        for (std::int32_t i = 0; i < rows; ++i) {
+            where.push_back(position);
+            position += 1 + static_cast<std::int32_t>(thinned && random.chance(7) ? random.below(200) : 0);
+        }
+        std::vector<up::position_span> forced;
+        if (random.chance(6) && rows > 0) {
+            const auto from = static_cast<std::int32_t>(random.below(position + 1));
+            forced.push_back({from, from + static_cast<std::int32_t>(random.below(3 * block_rows))});
+        }
+        up::request_options options;
+        options.enabled = random.chance(20) ? 0 : 1;
+        options.sink = options.tail = random.chance(2) ? 128 : 3;
+        const auto tag = random.chance(10) ? up::request_tag::decode : up::request_tag::prefill;
+        what.add_request({rows}, where, forced, options, random_rule(random, rows + 1), tag);
+    }
+    what.close();
+    for (std::int32_t s = 0; s < what.num_segments(); ++s) {
+        randomise_masses(random, what, s);
+    }
+    what.bounds.max_forced_spans = 1 << 13;
+    return what;
+}
+
+} // namespace
+
+TEST_CASE("gpu select: random steps come out as on the host") {
+    if (!has_device()) {
+        return;
+    }
+    generator random(uniprefill_test::seed() + 20);
+    for (std::int32_t i = 0; i < 10000; ++i) {
+        step what = random_step(random);
+        what.bounds = roomy(what.bounds);
+        const auto wanted = select(what);
+        REQUIRE(wanted->result.ok());
+        up::cuda_device device = this_device();
+        const up::cuda_selector_options options = choices(i, device);
+        INFO("case " << i);
+        device_step<up::selection_rule> memory(what.bounds);
+        check_run(memory, what, what.rules, *wanted, device, options);
+    }
+}
+
+TEST_CASE("gpu select: the same with any grid and cluster and number of launches") {
+    if (!has_device()) {
+        return;
+    }
+    generator random(uniprefill_test::seed() + 21);
+    for (const std::int32_t requests : {1, 3, 40, 200}) {
+        step what = many_requests(random, requests, requests == 1 ? 3000 : 6000 / requests, 16);
+        const auto wanted = select(what);
+        REQUIRE(wanted->result.ok());
+        device_step<up::selection_rule> memory(what.bounds);
+        for (std::int32_t i = 0; i < 105; ++i) {
+            up::cuda_device device = this_device();
+            const up::cuda_selector_options options = choices(i, device);
+            INFO(requests << " requests, choice " << i);
+            check_run(memory, what, what.rules, *wanted, device, options);
+        }
+    }
+}
+
+TEST_CASE("gpu select: 4096 requests") {
+    if (!has_device()) {
+        return;
+    }
+    generator random(uniprefill_test::seed() + 22);
+    step what = many_requests(random, 4096, 20, 16);
+    const auto wanted = select(what);
+    REQUIRE(wanted->result.ok());
+    device_step<up::selection_rule> memory(what.bounds);
+    for (const std::int32_t grid : {0, 9, 1}) {
+        up::cuda_device device = this_device();
+        device.max_ctas = grid;
+        check_run(memory, what, what.rules, *wanted, device, {});
+    }
+}
+
+TEST_CASE("gpu select: one request of 262144 blocks") {
+    if (!has_device()) {
+        return;
+    }
+    generator random(uniprefill_test::seed() + 23);
+    for (const std::int32_t style : {0, 1, 2}) {
+        step what(16);
+        up::selection_rule rule = style == 0   ? up::selection_rule::top_p(0.98)
+                                  : style == 1 ? up::selection_rule::fixed_budget(1000003)
+                                               : up::selection_rule::top_p(0.9, up::mass_scope::all);
+        if (style == 2) {
+            rule.ties = up::tie_order::higher_block_first;
+        }
+        what.add_request(262144 * 16 - 5, {1, 128, 128, 0}, rule);
+        what.close();
+        for (std::int32_t b = 0; b < 262144; ++b) {
+            what.free_mass(0, b) =
+                style == 2 ? 3 : static_cast<std::int64_t>(random.next() >> 22 >> random.below(30));
+            what.forced_mass(0, b) = b < 8 ? 1000 : 0;
+        }
+        const auto wanted = select(what);
+        REQUIRE(wanted->result.ok());
+        REQUIRE(wanted->outcome().reason == up::keep_reason::selected);
+        device_step<up::selection_rule> memory(what.bounds);
+        for (std::int32_t i = 0; i < 3; ++i) {
+            up::cuda_device device = this_device();
+            up::cuda_selector_options options;
+            device.max_ctas = i == 2 ? 5 : 0;
+            options.launches = i == 1 ? up::cuda_selector_options::launch_count::one
+                                      : up::cuda_selector_options::launch_count::automatic;
+            INFO("style " << style << ", choice " << i);
+            check_run(memory, what, what.rules, *wanted, device, options);
+        }
+    }
+}
+
+TEST_CASE("gpu select: a graph replayed with other lengths and rules and options and spans and masses") {
+    if (!has_device()) {
+        return;
+    }
+    using launch_count = up::cuda_selector_options::launch_count;
+    generator random(uniprefill_test::seed() + 24);
+    for (const launch_count launches : {launch_count::one, launch_count::two}) {
+        constexpr std::int32_t requests = 17;
+        constexpr std::int32_t rows = requests * 2 * 30 * 16;
+        up::limits bounds = many_requests(random, requests, 30, 16).bounds;
+        bounds.max_rows = rows;
+        device_step<up::selection_rule> memory(bounds);
+        up::cuda_selector_options options;
+        options.launches = launches;
+        // Once before, so that nothing is loaded for the first time while a graph is captured.
+        step first = many_requests(random, requests, 30, 16);
+        memory.upload(host_arrays<up::selection_rule>(first, first.rules), false);
+        memory.run(this_device(), options, memory.batch(requests, requests, rows), rows, nullptr);
+        check_cuda(cudaDeviceSynchronize(), "first run");
+        captured_graph graph([&](cudaStream_t stream) {
+            memory.run(this_device(), options, memory.batch(requests, requests, rows), rows, stream);
+        });
+        for (std::int32_t i = 0; i < 50; ++i) {
+            step what = many_requests(random, requests, 30, 16);
+            what.bounds = bounds;
+            // Masses lie where the graph's limits put them.
+            what.rank_buffer.assign(static_cast<std::size_t>(up::mass_view::rank_buffer_size(bounds)), 0);
+            for (std::int32_t s = 0; s < what.num_segments(); ++s) {
+                randomise_masses(random, what, s);
+            }
+            const auto wanted = select(what);
+            REQUIRE(wanted->result.ok());
+            memory.upload(host_arrays<up::selection_rule>(what, what.rules), false);
+            graph.replay();
+            INFO("replay " << i);
+            check_alike(what, *wanted, memory.download(), rows);
+        }
+    }
+}
