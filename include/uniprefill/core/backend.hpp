@@ -29,12 +29,13 @@ struct host {
 };
 
 /// CUDA, compute capability 8.0 and up; its specialisations are in .cuh headers. Arrays of a `batch_view`, of
-/// rules and of every other view lie in device memory; what `limits` and plain members say is known to the host.
+/// rules and of every other view lie in device memory; what `limits` and plain members say is known to the
+/// host.
 ///
-/// Nothing is allocated, synchronised with or read back, and nothing but kernels goes onto the stream, so every
-/// operation can be captured into a graph and replayed with other contents of the same arrays. Device arrays
-/// can't be judged on the host: one that makes no sense (lengths that fall, say) is clamped, keeps every row it
-/// concerns, and raises a fault.
+/// Nothing is allocated, synchronised with or read back, and nothing but kernels goes onto the stream, so
+/// every operation can be captured into a graph and replayed with other contents of the same arrays. Device
+/// arrays can't be judged on the host: one that makes no sense (lengths that fall, say) is clamped, keeps
+/// every row it concerns, and raises a fault.
 struct cuda {
     using stream = CUstream_st*; ///< cudaStream_t
     static constexpr memory_space space = memory_space::device;

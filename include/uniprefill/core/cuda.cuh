@@ -34,32 +34,17 @@ struct cuda_device {
     std::int32_t ordinal = 0;
     std::int32_t num_multiprocessors = 1;
     std::int32_t compute_capability = 80; ///< 10 * major + minor
+    /// The architecture that the program's code for this device was compiled for, as 10 * major + minor:
+    /// below compute_capability where the driver makes it from the PTX of an older one.
+    std::int32_t code_architecture = 80;
     cuda_body body = cuda_body::automatic;
     /// Thread blocks that a kernel with a free choice launches at most; 0: as many as fit the device at once.
     /// Results don't depend on it.
     std::int32_t max_ctas = 0;
 
-    /// Fills @p out with what the calling thread's current device is. Thread-safe, O(1), deterministic; not for
-    /// the hot path. Creates no context. @return an error of the runtime; @p out is unchanged then.
-    [[nodiscard]] static UNIPREFILL_HOST_API status current(cuda_device& out) noexcept {
-        cuda_device found;
-        int ordinal = 0;
-        int multiprocessors = 0;
-        int major = 0;
-        int minor = 0;
-        UNIPREFILL_TRY(cuda_result(cudaGetDevice(&ordinal), "device"));
-        UNIPREFILL_TRY(cuda_result(
-            cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, ordinal), "device"));
-        UNIPREFILL_TRY(cuda_result(
-            cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal), "device"));
-        UNIPREFILL_TRY(cuda_result(
-            cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal), "device"));
-        found.ordinal = ordinal;
-        found.num_multiprocessors = multiprocessors;
-        found.compute_capability = 10 * major + minor;
-        out = found;
-        return success();
-    }
+    /// Fills @p out with what the calling thread's current device is. Thread-safe, O(1), deterministic; not
+    /// for the hot path. @return an error of the runtime; @p out is unchanged then.
+    [[nodiscard]] static inline UNIPREFILL_HOST_API status current(cuda_device& out) noexcept;
 
     /// Thread blocks for a kernel of which @p per_multiprocessor fit a multiprocessor.
     [[nodiscard]] UNIPREFILL_HOST_API constexpr std::int32_t
@@ -69,14 +54,18 @@ struct cuda_device {
     }
     /// Whether kernels can start while the one before them in the stream still runs.
     [[nodiscard]] UNIPREFILL_HOST_API constexpr bool overlaps_launches() const noexcept {
-        return compute_capability >= 90;
+        return compute_capability >= 90 && code_architecture >= 90;
     }
 };
 
 namespace detail {
 
-/// Lets the next kernel of the stream start its own beginning already. Every kernel launched by launch() calls
-/// wait_for_previous_kernel() in every thread block before it touches memory that others write or read.
+/// Never launched: its attributes tell what this translation unit was compiled for.
+template <class = void>
+UNIPREFILL_HIDDEN __global__ void architecture_probe() {}
+
+/// Lets the next kernel of the stream start its own beginning already. Every kernel launched by launch()
+/// calls wait_for_previous_kernel() in every thread block before it touches memory that others write or read.
 __device__ UNIPREFILL_HIDDEN inline void let_next_kernel_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
@@ -120,5 +109,30 @@ template <class... Parameters>
 }
 
 } // namespace detail
+
+inline UNIPREFILL_HOST_API status cuda_device::current(cuda_device& out) noexcept {
+    cuda_device found;
+    int ordinal = 0;
+    int multiprocessors = 0;
+    int major = 0;
+    int minor = 0;
+    cudaFuncAttributes code{};
+    UNIPREFILL_TRY(cuda_result(cudaGetDevice(&ordinal), "device"));
+    UNIPREFILL_TRY(cuda_result(
+        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, ordinal), "device"));
+    UNIPREFILL_TRY(
+        cuda_result(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal), "device"));
+    UNIPREFILL_TRY(
+        cuda_result(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal), "device"));
+    UNIPREFILL_TRY(cuda_result(
+        cudaFuncGetAttributes(&code, reinterpret_cast<const void*>(&detail::architecture_probe<>)),
+        "device"));
+    found.ordinal = ordinal;
+    found.num_multiprocessors = multiprocessors;
+    found.compute_capability = 10 * major + minor;
+    found.code_architecture = code.ptxVersion;
+    out = found;
+    return success();
+}
 
 UNIPREFILL_END_NAMESPACE

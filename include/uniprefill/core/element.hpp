@@ -23,8 +23,8 @@ struct bfloat16 {
     std::uint16_t bits;
 };
 
-/// FP8 in the e4m3 format of NVIDIA, AMD and the OCP specification (no infinities, NaN is 0x7f or 0xff), as stored. Keys
-/// only, and only for the CUDA backend.
+/// FP8 in the e4m3 format of NVIDIA, AMD and the OCP specification (no infinities, NaN is 0x7f or 0xff), as
+/// stored. Keys only, and only for the CUDA backend.
 struct float8_e4m3 {
     std::uint8_t bits;
 };

@@ -29,18 +29,19 @@ struct limits {
     /// Query heads of all ranks together; 0 means num_heads. The fixed-point scale follows from it, so that
     /// masses are the same for every tensor-parallel degree.
     std::int32_t num_global_heads = 0;
-    /// Keys before the segments of a step (cached ones, and rows of earlier segments of the request), summed over
-    /// its segments; 0: max_cached_tokens, and max_rows more where max_segments exceeds max_requests, which is enough
-    /// while no request has more than two segments in a step. Only the CUDA backend has to know: a segment beyond it
-    /// is kept whole, with the fault `overflow`.
+    /// Keys before the segments of a step (cached ones, and rows of earlier segments of the request), summed
+    /// over its segments; 0: max_cached_tokens, and max_rows more where max_segments exceeds max_requests,
+    /// which is enough while no request has more than two segments in a step. Only the CUDA backend has to
+    /// know: a segment beyond it is kept whole, with the fault `overflow`.
     std::int64_t max_context_keys = 0;
-    /// Named spans of all requests of a step, forced ones or observed ones. Only the CUDA backend has to know: beyond
-    /// it a request with forced spans is kept whole, as above, and observed spans count as none.
+    /// Named spans of all requests of a step, forced ones or observed ones. Only the CUDA backend has to
+    /// know: beyond it a request with forced spans is kept whole, as above, and observed spans count as none.
     std::int32_t max_forced_spans = 64;
 
     [[nodiscard]] UNIPREFILL_API constexpr std::int64_t context_keys() const noexcept {
-        return max_context_keys > 0 ? max_context_keys
-                                    : std::int64_t{max_cached_tokens} + (max_segments > max_requests ? max_rows : 0);
+        return max_context_keys > 0
+                   ? max_context_keys
+                   : std::int64_t{max_cached_tokens} + (max_segments > max_requests ? max_rows : 0);
     }
     [[nodiscard]] UNIPREFILL_API constexpr std::int32_t global_heads() const noexcept {
         return num_global_heads > 0 ? num_global_heads : num_heads;

@@ -94,10 +94,11 @@ template <class Policy>
     UNIPREFILL_TRY(validate(bounds));
     UNIPREFILL_TRY(require(block_rows(bounds.block_rows).value() == bounds.block_rows, invalid,
                            "limits.block_rows (G)", "the policy's G", bounds.block_rows));
-    UNIPREFILL_TRY(require(num_observations(bounds.num_observations).value() == bounds.num_observations, invalid,
-                           "limits.num_observations (n)", "the policy's n", bounds.num_observations));
-    return require(head_dim(bounds.head_dim).value() == bounds.head_dim, invalid, "limits.head_dim", "the policy's D",
-                   bounds.head_dim);
+    UNIPREFILL_TRY(require(num_observations(bounds.num_observations).value() == bounds.num_observations,
+                           invalid, "limits.num_observations (n)", "the policy's n",
+                           bounds.num_observations));
+    return require(head_dim(bounds.head_dim).value() == bounds.head_dim, invalid, "limits.head_dim",
+                   "the policy's D", bounds.head_dim);
 }
 
 [[nodiscard]] inline UNIPREFILL_HOST_API status check_params(const attention_params& params) noexcept {
@@ -114,15 +115,16 @@ template <class Policy>
 [[nodiscard]] inline UNIPREFILL_HOST_API status check_outputs(const mass_view& out,
                                                               const head_mass_view& per_head,
                                                               memory_space space, std::int32_t num_segments,
-                                                              std::int64_t blocks, const limits& bounds) noexcept {
+                                                              std::int64_t blocks,
+                                                              const limits& bounds) noexcept {
     constexpr auto invalid = status_code::invalid_argument;
     UNIPREFILL_TRY(require(out.space == space, status_code::not_supported, "out.space",
                            space == memory_space::host ? "host memory" : "device memory",
                            static_cast<std::int32_t>(out.space)));
     UNIPREFILL_TRY(require(out.format.fraction_bits == mass_format::of(bounds).fraction_bits, invalid,
                            "out.format", "mass_format::of(limits)", out.format.fraction_bits));
-    UNIPREFILL_TRY(require(out.num_segments >= num_segments, status_code::out_of_range,
-                           "out.num_segments", ">= batch.num_segments", out.num_segments));
+    UNIPREFILL_TRY(require(out.num_segments >= num_segments, status_code::out_of_range, "out.num_segments",
+                           ">= batch.num_segments", out.num_segments));
     UNIPREFILL_TRY(require(out.num_blocks >= blocks, status_code::out_of_range, "out.num_blocks",
                            "all blocks of the batch", out.num_blocks));
     if (num_segments > 0) {

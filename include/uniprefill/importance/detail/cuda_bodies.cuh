@@ -86,7 +86,8 @@ class score_bodies {
     [[nodiscard]] static UNIPREFILL_HOST_API status require_code() noexcept {
         cudaFuncAttributes attributes{};
         UNIPREFILL_TRY(cuda_result(
-            cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(sm90_score_kernel<Q, T, Cache, D, G, false>)),
+            cudaFuncGetAttributes(&attributes,
+                                  reinterpret_cast<const void*>(sm90_score_kernel<Q, T, Cache, D, G, false>)),
             "device.body"));
         return attributes.sharedSizeBytes > 0
                    ? success()
@@ -94,7 +95,8 @@ class score_bodies {
                              "portable, as the program isn't compiled for sm_90a", attributes.ptxVersion);
     }
     [[nodiscard]] static UNIPREFILL_HOST_API bool uses_sm90(const cuda_device& device) noexcept {
-        return has_sm90 && device.body != cuda_body::portable && device.compute_capability == 90;
+        return has_sm90 && device.body != cuda_body::portable && device.compute_capability == 90 &&
+               device.code_architecture >= 90;
     }
 };
 

@@ -2,14 +2,14 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 
 /// @file
-/// From one number for each (query row, slot) to fixed-point masses: first the softmax denominator of each row, then
-/// the shares of each block. Every sum has an order that follows from the segment alone.
+/// From one number for each (query row, slot) to fixed-point masses: first the softmax denominator of each
+/// row, then the shares of each block. Every sum has an order that follows from the segment alone.
 #pragma once
 
 #include <uniprefill/core/rows.hpp>
-#include <uniprefill/importance/head_reduction.hpp>
 #include <uniprefill/importance/detail/cuda_math.cuh>
 #include <uniprefill/importance/detail/cuda_plan.cuh>
+#include <uniprefill/importance/head_reduction.hpp>
 
 #include <cstdint>
 #include <type_traits>
@@ -34,8 +34,8 @@ inline constexpr float log2_of_euler = 1.44269504088896340736f;
 /// Where a running maximum starts: 2^(no_visible_keys - this) is 0.
 inline constexpr float below_all_scores = -1.0e37f;
 
-/// The log2 of the softmax denominators of 32 query rows for each thread block and turn. Strand s of a row adds slots
-/// s, s + 32, ... in order; then strand 0 adds the strands in order.
+/// The log2 of the softmax denominators of 32 query rows for each thread block and turn. Strand s of a row
+/// adds slots s, s + 32, ... in order; then strand 0 adds the strands in order.
 template <class = void>
 __global__ void UNIPREFILL_HIDDEN __launch_bounds__(denominator_rows* denominator_strands)
     denominator_kernel(const cuda_combine_task task) {
@@ -56,11 +56,12 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(denominator_rows* denominato
         }
         const auto row = static_cast<std::int32_t>(group * denominator_rows - what.first_stat) + lane;
         const std::int64_t step = std::int64_t{task.bounds.num_kv_heads} * what.lanes * denominator_strands;
-        const float* partial = buffers.partials + what.first_partial + row + strand * (step / denominator_strands);
+        const float* partial =
+            buffers.partials + what.first_partial + row + strand * (step / denominator_strands);
         float top = below_all_scores;
         double sum = 0;
-        for (std::int64_t left = (what.slots() - strand + denominator_strands - 1) / denominator_strands; left > 0;
-             left -= denominator_batch) {
+        for (std::int64_t left = (what.slots() - strand + denominator_strands - 1) / denominator_strands;
+             left > 0; left -= denominator_batch) {
             float values[denominator_batch];
 #pragma unroll
             for (std::int32_t i = 0; i < denominator_batch; ++i) {
@@ -125,8 +126,9 @@ inline constexpr std::int32_t mass_batch = 8; ///< blocks between two barriers
     return static_cast<std::int64_t>(low + (middle << 20) + (high << 40));
 }
 
-/// The masses of own blocks: a thread block takes neighbouring blocks one after another, its warps share the heads.
-/// Zeros for blocks of segments that aren't scored or can't be trusted, and for places that no block has.
+/// The masses of own blocks: a thread block takes neighbouring blocks one after another, its warps share the
+/// heads. Zeros for blocks of segments that aren't scored or can't be trusted, and for places that no block
+/// has.
 /// @tparam N observation rows of most segments
 template <class HeadReduction, std::int32_t N>
 class UNIPREFILL_HIDDEN mass_adder {
@@ -138,7 +140,8 @@ class UNIPREFILL_HIDDEN mass_adder {
         , one_(bit_cast<float>((127 + task.out.format.fraction_bits) << 23)) {}
 
     /// @param shared_masses of each block of a batch and each warp
-    __device__ void run(std::int64_t (&shared_masses)[mass_batch][2][mass_warps], std::int32_t* shared_kinds) {
+    __device__ void run(std::int64_t (&shared_masses)[mass_batch][2][mass_warps],
+                        std::int32_t* shared_kinds) {
         const std::int64_t blocks = task_.out.num_blocks;
         const std::int64_t end = blocks * (blockIdx.x + std::int64_t{1}) / gridDim.x;
         for (std::int64_t first = blocks * blockIdx.x / gridDim.x; first < end; first += mass_batch) {
@@ -170,7 +173,8 @@ class UNIPREFILL_HIDDEN mass_adder {
     }
 
   private:
-    /// The place among its segment's own blocks of the one at @p block of the output, -1 where there is none to score.
+    /// The place among its segment's own blocks of the one at @p block of the output, -1 where there is none
+    /// to score.
     __device__ std::int64_t find(std::int64_t block) {
         if (task_.batch.num_segments == 0) {
             return -1;
@@ -187,8 +191,9 @@ class UNIPREFILL_HIDDEN mass_adder {
                 }
             }
             what_ = task_.buffers.segments + begin;
-            next_out_block_ =
-                begin + 1 < task_.batch.num_segments ? task_.buffers.segments[begin + 1].out_block : INT64_MAX;
+            next_out_block_ = begin + 1 < task_.batch.num_segments
+                                  ? task_.buffers.segments[begin + 1].out_block
+                                  : INT64_MAX;
             first_out_block_ = what_->out_block;
             own_blocks_ = what_->num_observations > 0 && task_.buffers.faulty[begin] == 0
                               ? num_blocks(what_->rows, task_.tiling.block_rows)
@@ -225,7 +230,8 @@ class UNIPREFILL_HIDDEN mass_adder {
             return (free_rows > 0 ? 1 : 0) | (free_rows < end - begin ? 2 : 0);
         }
         std::int32_t kinds = 0;
-        for (std::int32_t row = begin + static_cast<std::int32_t>(threadIdx.x); row < end; row += mass_warps * 32) {
+        for (std::int32_t row = begin + static_cast<std::int32_t>(threadIdx.x); row < end;
+             row += mass_warps * 32) {
             kinds |= is_forced(task_.batch, *what_, row) ? 2 : 1;
         }
         kinds = static_cast<std::int32_t>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(kinds)));
@@ -299,7 +305,8 @@ class UNIPREFILL_HIDDEN mass_adder {
                 cut = sum_over_warp(cut);
                 if (task_.per_head.free != nullptr && lane_ == 0) {
                     task_.per_head.free[head * task_.per_head.head_stride + block] = all_forced ? 0 : mass;
-                    task_.per_head.forced[head * task_.per_head.head_stride + block] = all_forced ? mass : cut;
+                    task_.per_head.forced[head * task_.per_head.head_stride + block] =
+                        all_forced ? mass : cut;
                 }
             }
             masses[0] = HeadReduction::combine(masses[0], mass);
@@ -342,7 +349,7 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(mass_warps * 32, 3)
         std::int64_t word = 0;
         if (s < task.batch.num_segments) {
             const cuda_segment& what = task.buffers.segments[s];
-            word = what.has_fault != 0              ? fault_word(what.fault)
+            word = what.has_fault != 0           ? fault_word(what.fault)
                    : task.buffers.faulty[s] != 0 ? fault_word(mass_fault::non_finite)
                                                  : 0;
         }

@@ -21,12 +21,13 @@ template <class Policy>
 }
 
 /// Rows that 16-byte copies can read.
-[[nodiscard]] inline UNIPREFILL_HOST_API status require_aligned(const void* data, std::int64_t a, std::int64_t b,
-                                                                std::int64_t c, std::size_t element,
+[[nodiscard]] inline UNIPREFILL_HOST_API status require_aligned(const void* data, std::int64_t a,
+                                                                std::int64_t b, std::int64_t c,
+                                                                std::size_t element,
                                                                 const char* argument) noexcept {
     const auto bytes = static_cast<std::int64_t>(element);
-    const bool good = reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && a * bytes % 16 == 0 && b * bytes % 16 == 0 &&
-                      c * bytes % 16 == 0;
+    const bool good = reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && a * bytes % 16 == 0 &&
+                      b * bytes % 16 == 0 && c * bytes % 16 == 0;
     return require(good, status_code::misaligned, argument, "rows that start at multiples of 16 bytes", 1);
 }
 template <class Cache>
@@ -49,7 +50,8 @@ template <class T>
                            "keys.cached");
 }
 template <class T, class Index>
-[[nodiscard]] UNIPREFILL_HOST_API status check_cache_alignment(const token_slot_cache<T, Index>& cache) noexcept {
+[[nodiscard]] UNIPREFILL_HOST_API status
+check_cache_alignment(const token_slot_cache<T, Index>& cache) noexcept {
     return require_aligned(cache.data, cache.token_stride, cache.head_stride, 0, sizeof(T), "keys.cached");
 }
 
@@ -57,7 +59,8 @@ template <class T, class Index>
 
 template <class Policy>
 UNIPREFILL_HOST_API status importance_estimator<Policy, backend::cuda>::check() const noexcept {
-    static_assert(Policy::block_rows::is_static && Policy::num_observations::is_static && Policy::head_dim::is_static,
+    static_assert(Policy::block_rows::is_static && Policy::num_observations::is_static &&
+                      Policy::head_dim::is_static,
                   "importance_estimator<Policy, backend::cuda>: G, N and D must be constants");
     constexpr std::int32_t G = Policy::block_rows::value();
     constexpr std::int32_t D = Policy::head_dim::value();
@@ -101,10 +104,10 @@ UNIPREFILL_HOST_API status importance_estimator<Policy, backend::cuda>::run(
                                       "limits.num_heads heads"));
     UNIPREFILL_TRY(detail::check_rows(keys.rows, bounds_.num_kv_heads, bounds_.head_dim, batch.num_rows,
                                       "keys.rows", "limits.num_kv_heads heads"));
-    UNIPREFILL_TRY(detail::require_aligned(queries.data, queries.row_stride, queries.head_stride, 0, sizeof(Q),
-                                           "queries"));
-    UNIPREFILL_TRY(detail::require_aligned(keys.rows.data, keys.rows.row_stride, keys.rows.head_stride, 0, sizeof(T),
-                                           "keys.rows"));
+    UNIPREFILL_TRY(detail::require_aligned(queries.data, queries.row_stride, queries.head_stride, 0,
+                                           sizeof(Q), "queries"));
+    UNIPREFILL_TRY(detail::require_aligned(keys.rows.data, keys.rows.row_stride, keys.rows.head_stride, 0,
+                                           sizeof(T), "keys.rows"));
     if (batch.cached_lens != nullptr) {
         UNIPREFILL_TRY(detail::check_cache(keys.cached));
         UNIPREFILL_TRY(detail::check_cache_alignment(keys.cached));
@@ -123,26 +126,28 @@ UNIPREFILL_HOST_API status importance_estimator<Policy, backend::cuda>::run(
     plan.tiling = bodies::tiling(device_);
     plan.buffers = detail::cuda_buffers::carve(carved, bounds_, detail::largest_tiling<Policy>());
 
-    detail::cuda_score_task<Q, T, Cache> score{bounds_, batch, plan.tiling, plan.buffers, queries, keys.rows, keys.cached};
+    detail::cuda_score_task<Q, T, Cache> score{bounds_, batch,     plan.tiling, plan.buffers,
+                                               queries, keys.rows, keys.cached};
     const float scale = params.scale > 0 ? params.scale : 1.0f / std::sqrt(static_cast<float>(D));
     score.key_scales = params.key_scales;
     score.query_factor = params.softcap > 0 ? scale / params.softcap : scale * detail::log2_of_euler;
     score.softcap = params.softcap;
 
-    const detail::cuda_combine_task combine{bounds_,      batch, plan.tiling, plan.buffers, params.sink_logits, out,
-                                            per_head};
+    const detail::cuda_combine_task combine{bounds_, batch,   plan.tiling, plan.buffers, params.sink_logits,
+                                            out,     per_head};
 
     const auto smaller = [](std::int64_t a, std::int64_t b) { return static_cast<unsigned>(a < b ? a : b); };
     UNIPREFILL_TRY(detail::launch(device_, detail::plan_kernel<>, 1, detail::plan_threads, 0, stream, plan));
     if (batch.num_segments > 0 && batch.num_rows > 0) {
         UNIPREFILL_TRY(bodies::launch(device_, score, stream));
-        UNIPREFILL_TRY(detail::launch(device_, detail::denominator_kernel<>,
-                                      smaller(plan.buffers.max_stats / detail::denominator_rows, device_.ctas(2)),
-                                      detail::denominator_rows * detail::denominator_strands, 0, stream, combine));
+        UNIPREFILL_TRY(
+            detail::launch(device_, detail::denominator_kernel<>,
+                           smaller(plan.buffers.max_stats / detail::denominator_rows, device_.ctas(2)),
+                           detail::denominator_rows * detail::denominator_strands, 0, stream, combine));
     }
     return detail::launch(device_, detail::mass_kernel<head_reduction, Policy::num_observations::value()>,
-                          smaller(out.num_blocks + 1, device_.ctas(16)),
-                          detail::mass_warps * 32, 0, stream, combine);
+                          smaller(out.num_blocks + 1, device_.ctas(16)), detail::mass_warps * 32, 0, stream,
+                          combine);
 }
 
 UNIPREFILL_END_NAMESPACE

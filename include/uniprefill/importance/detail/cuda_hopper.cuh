@@ -2,8 +2,8 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 
 /// @file
-/// Hopper's warpgroup-wide matrix instruction and its barriers, as functions. sm_90a only: other architectures compile
-/// empty bodies, which are never launched. PTX ISA, sections wgmma and mbarrier.
+/// Hopper's warpgroup-wide matrix instruction and its barriers, as functions. sm_90a only: other
+/// architectures compile empty bodies, which are never launched. PTX ISA, sections wgmma and mbarrier.
 #pragma once
 
 #include <uniprefill/core/config.hpp>
@@ -22,15 +22,16 @@ __device__ UNIPREFILL_HIDDEN inline std::uint32_t shared_address(const void* poi
 }
 
 __device__ UNIPREFILL_HIDDEN inline void barrier_init(std::uint64_t* barrier, std::uint32_t arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-__device__ UNIPREFILL_HIDDEN inline void barrier_arrive(std::uint64_t* barrier) {
-    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(
-                     shared_address(barrier))
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
                  : "memory");
 }
-/// The same by one lane of a warp, without a branch: branches that the compiler can't prove to be uniform would make it
-/// wait for matrix instructions that are under way.
+__device__ UNIPREFILL_HIDDEN inline void barrier_arrive(std::uint64_t* barrier) {
+    asm volatile(
+        "{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(shared_address(barrier))
+        : "memory");
+}
+/// The same by one lane of a warp, without a branch: branches that the compiler can't prove to be uniform
+/// would make it wait for matrix instructions that are under way.
 __device__ UNIPREFILL_HIDDEN inline void barrier_arrive_if(std::uint64_t* barrier, bool arrives) {
     asm volatile("{\n.reg .b64 state;\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n"
                  "@p mbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(shared_address(barrier)),
@@ -82,7 +83,8 @@ __device__ UNIPREFILL_HIDDEN inline void copy_async_16(std::uint32_t to, const v
                  : "memory");
 }
 /// The same for what nobody reads again: it needn't stay in the L2 cache.
-__device__ UNIPREFILL_HIDDEN inline void copy_once_async_16(std::uint32_t to, const void* from, bool present) {
+__device__ UNIPREFILL_HIDDEN inline void copy_once_async_16(std::uint32_t to, const void* from,
+                                                            bool present) {
     asm volatile("{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
                  "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, policy;\n}" ::"r"(to),
                  "l"(from), "r"(present ? 16 : 0)
@@ -126,11 +128,12 @@ __device__ UNIPREFILL_HIDDEN inline std::uint64_t matrix_descriptor(std::uint32_
     return swizzle_128 | stride | leading | ((address & 0x3ffffu) >> 4);
 }
 
-/// sums += queries * keys^T for 64 query rows, @p Keys keys and 32 bytes of each row; sums = where @p accumulate is 0.
-/// Of thread t, sums[4 j + i] is row 16 (t / 32 mod 4) + t / 4 mod 8 + 8 (i / 2), key 8 j + 2 (t mod 4) + i mod 2.
+/// sums += queries * keys^T for 64 query rows, @p Keys keys and 32 bytes of each row; sums = where @p
+/// accumulate is 0. Of thread t, sums[4 j + i] is row 16 (t / 32 mod 4) + t / 4 mod 8 + 8 (i / 2), key 8 j +
+/// 2 (t mod 4) + i mod 2.
 template <class T, int Keys>
-__device__ UNIPREFILL_HIDDEN inline void matrix_step(float (&sums)[Keys / 2], std::uint64_t queries, std::uint64_t keys,
-                                                     std::int32_t accumulate) {
+__device__ UNIPREFILL_HIDDEN inline void matrix_step(float (&sums)[Keys / 2], std::uint64_t queries,
+                                                     std::uint64_t keys, std::int32_t accumulate) {
     if constexpr (Keys == 128 && std::is_same_v<T, bfloat16>) {
         // clang-format off
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"

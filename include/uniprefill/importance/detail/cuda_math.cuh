@@ -2,7 +2,8 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 
 /// @file
-/// Single-precision arithmetic by its instructions, so that -use_fast_math and contraction have nothing to change.
+/// Single-precision arithmetic by its instructions, so that -use_fast_math and contraction have nothing to
+/// change.
 #pragma once
 
 #include <uniprefill/core/element.hpp>
@@ -62,11 +63,13 @@ __device__ UNIPREFILL_HIDDEN inline float reciprocal(float x) {
     return result;
 }
 
-/// 2^x on the multiply-add units, for x in [-125, 127]; what lies outside is brought to the edge. The nearest integer
-/// of x goes into the exponent, the rest into a minimax polynomial of degree 5 (relative error 1.9e-7 on
+/// 2^x on the multiply-add units, for x in [-125, 127]; what lies outside is brought to the edge. The nearest
+/// integer of x goes into the exponent, the rest into a minimax polynomial of degree 5 (relative error 1.9e-7
+/// on
 /// [-1/2, 1/2]). Relieves the special-function unit, which would otherwise be as busy as the tensor cores.
 __device__ UNIPREFILL_HIDDEN inline float exp2_by_polynomial(float x) {
-    constexpr float round_to_integer = 12582912.0f; // 1.5 * 2^23: adding it leaves the integer in the low bits
+    constexpr float round_to_integer =
+        12582912.0f; // 1.5 * 2^23: adding it leaves the integer in the low bits
     x = smaller(larger(x, -125.0f), 127.0f);
     const float shifted = add(x, round_to_integer);
     const float fraction = add(x, -add(shifted, -round_to_integer));

@@ -2,8 +2,8 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 
 /// @file
-/// The device's own plan of a run: which segments are scored, how much work each is, and where its numbers go.
-/// The host knows upper bounds only.
+/// The device's own plan of a run: which segments are scored, how much work each is, and where its numbers
+/// go. The host knows upper bounds only.
 #pragma once
 
 #include <uniprefill/core/batch.hpp>
@@ -25,8 +25,8 @@ inline constexpr std::int32_t row_tile = 64;
 /// Query rows whose denominators one thread block sums.
 inline constexpr std::int32_t denominator_rows = 32;
 
-/// What follows from G and the keys of a tile. A tile is keys that are multiplied at once; a slot is the place of
-/// one number for each query row: a block, or a tile's part of a block that is larger than a tile.
+/// What follows from G and the keys of a tile. A tile is keys that are multiplied at once; a slot is the
+/// place of one number for each query row: a block, or a tile's part of a block that is larger than a tile.
 struct cuda_tiling {
     std::int32_t block_rows = 64;
     std::int32_t tile_keys = 128;
@@ -43,10 +43,10 @@ struct cuda_tiling {
 /// A segment as the kernels see it. Its keys are the request's cached ones, then rows of the step from the
 /// request's first to the segment's last; those before the segment's own are its context.
 struct cuda_segment {
-    std::int64_t context = 0;    ///< keys before the segment's first row
-    std::int64_t cached = 0;     ///< of these, the first so many are in the cache
-    std::int64_t first_tile = 0; ///< of its work, among that of all segments
-    std::int64_t first_stat = 0; ///< of its rows, among those of all segments: [kv head][lane]
+    std::int64_t context = 0;       ///< keys before the segment's first row
+    std::int64_t cached = 0;        ///< of these, the first so many are in the cache
+    std::int64_t first_tile = 0;    ///< of its work, among that of all segments
+    std::int64_t first_stat = 0;    ///< of its rows, among those of all segments: [kv head][lane]
     std::int64_t first_partial = 0; ///< of its numbers: [slot][kv head][lane]
     std::int64_t first_block = 0;   ///< of its own blocks, among those of all segments
     std::int64_t out_block = 0;     ///< in the arrays of mass_view
@@ -93,16 +93,16 @@ struct plan_sums {
 
 /// The workspace, carved; importance_estimator::workspace_bytes() documents the sizes.
 struct cuda_buffers {
-    plan_sums* totals = nullptr;         // [1]
-    cuda_segment* segments = nullptr;    // [S]
-    std::int64_t* first_tiles = nullptr; // [S + 1] cuda_segment::first_tile, close together
-    std::int64_t* first_stats = nullptr; // [S + 1]
+    plan_sums* totals = nullptr;          // [1]
+    cuda_segment* segments = nullptr;     // [S]
+    std::int64_t* first_tiles = nullptr;  // [S + 1] cuda_segment::first_tile, close together
+    std::int64_t* first_stats = nullptr;  // [S + 1]
     std::int64_t* first_blocks = nullptr; // [S + 1]
     std::int32_t* faulty = nullptr;       // [S] whether NaN or infinity was met
     std::int32_t* observations = nullptr; // [S][n] named rows, counted from their segment's first
     std::int32_t* cut_blocks = nullptr;   // [max_cuts]
-    float* denominators = nullptr; // [max_stats] log2 of a query row's softmax denominator
-    float* partials = nullptr; // [max_partials] log2 of the sum of a slot's 2^score
+    float* denominators = nullptr;        // [max_stats] log2 of a query row's softmax denominator
+    float* partials = nullptr;            // [max_partials] log2 of the sum of a slot's 2^score
     std::int64_t max_stats = 0;
     std::int64_t max_partials = 0;
     std::int32_t max_cuts = 0;
@@ -113,22 +113,24 @@ struct cuda_buffers {
         const std::int64_t segments = bounds.max_segments;
         const std::int64_t rows = bounds.max_rows;
         const std::int64_t context = bounds.context_keys();
-        // A segment's lanes: at most group * n rows, padded; of all segments together, at most group * max_rows rows.
+        // A segment's lanes: at most group * n rows, padded; of all segments together, at most group *
+        // max_rows rows.
         const std::int64_t padded =
-            (bounds.group_heads() * smaller(bounds.num_observations, rows) + row_tile - 1) / row_tile * row_tile;
+            (bounds.group_heads() * smaller(bounds.num_observations, rows) + row_tile - 1) / row_tile *
+            row_tile;
         const std::int64_t scored = smaller(segments, rows);
         const std::int64_t all_lanes =
             smaller(scored * padded, bounds.group_heads() * rows + scored * (row_tile - 1));
 
         cuda_buffers made;
-        made.max_cuts = static_cast<std::int32_t>(
-            smaller(2 * segments + 2 * std::int64_t{bounds.max_forced_spans}, rows / bounds.block_rows + segments));
+        made.max_cuts = static_cast<std::int32_t>(smaller(
+            2 * segments + 2 * std::int64_t{bounds.max_forced_spans}, rows / bounds.block_rows + segments));
         made.max_stats = bounds.num_kv_heads * all_lanes;
-        // Whole slots of own and context keys at full width, and for each segment one that isn't whole of either.
+        // Whole slots of own and context keys at full width, and for each segment one that isn't whole of
+        // either.
         const std::int64_t whole = rows / tiling.slot_keys() + context / tiling.slot_keys() +
                                    std::int64_t{made.max_cuts} * tiling.slots_of_a_block();
-        made.max_partials =
-            bounds.num_kv_heads * (whole * padded + (context > 0 ? 2 : 1) * all_lanes);
+        made.max_partials = bounds.num_kv_heads * (whole * padded + (context > 0 ? 2 : 1) * all_lanes);
         made.totals = memory.take<plan_sums>(1);
         made.segments = memory.take<cuda_segment>(segments);
         made.first_tiles = memory.take<std::int64_t>(segments + 1);
@@ -151,10 +153,12 @@ struct cuda_plan_task {
     cuda_buffers buffers;
 };
 
-/// The first index of [begin, end) whose position isn't below @p position. Positions ascend strictly, so differences
-/// of positions bound differences of rows: where none are missing the search is over before it begins.
-[[nodiscard]] UNIPREFILL_API inline std::int32_t first_row_from(const std::int32_t* positions, std::int32_t begin,
-                                                                std::int32_t end, std::int32_t position) noexcept {
+/// The first index of [begin, end) whose position isn't below @p position. Positions ascend strictly, so
+/// differences of positions bound differences of rows: where none are missing the search is over before it
+/// begins.
+[[nodiscard]] UNIPREFILL_API inline std::int32_t first_row_from(const std::int32_t* positions,
+                                                                std::int32_t begin, std::int32_t end,
+                                                                std::int32_t position) noexcept {
     if (begin >= end || position <= positions[begin]) {
         return begin;
     }
@@ -212,17 +216,18 @@ class UNIPREFILL_HIDDEN segment_planner {
         if (!is_prefill || options.enabled == 0) {
             return made_;
         }
-        if (!plausible_ || begin != batch_.segment_begin(segment_) || end != batch_.segment_end(segment_) || made_.cached < 0 ||
-            made_.cached > bounds.max_cached_tokens || made_.request_row < 0 || made_.request_row > begin ||
-            !find_spans()) {
+        if (!plausible_ || begin != batch_.segment_begin(segment_) || end != batch_.segment_end(segment_) ||
+            made_.cached < 0 || made_.cached > bounds.max_cached_tokens || made_.request_row < 0 ||
+            made_.request_row > begin || !find_spans()) {
             return refused();
         }
         if (made_.rows == 0 || made_.rows < options.min_length) {
             return made_;
         }
-        made_.sink_rows = options.sink <= first_position_  ? 0
-                          : options.sink > last_position_ ? made_.rows
-                                                          : first_row_from(batch_.positions, begin, end, options.sink) - begin;
+        made_.sink_rows = options.sink <= first_position_ ? 0
+                          : options.sink > last_position_
+                              ? made_.rows
+                              : first_row_from(batch_.positions, begin, end, options.sink) - begin;
         made_.tail_rows = clamp(options.tail, 0, made_.rows);
         if (!has_free_row()) {
             return made_;
@@ -250,7 +255,8 @@ class UNIPREFILL_HIDDEN segment_planner {
         return made_;
     }
 
-    /// Calls @p visit(index, block) for each own block that a forced boundary cuts, ascending. @return how many.
+    /// Calls @p visit(index, block) for each own block that a forced boundary cuts, ascending. @return how
+    /// many.
     template <class Visit>
     UNIPREFILL_API std::int32_t visit_cuts(Visit visit) const noexcept {
         const std::int32_t begin = made_.first_row;
@@ -408,8 +414,8 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(plan_threads) plan_kernel(co
         }
         plan_sums sums{};
         plan_sums all{};
-        scan(scratch).ExclusiveScan(mine, sums, plan_sums{}, [](const plan_sums& a, const plan_sums& b) { return a + b; },
-                                    all);
+        scan(scratch).ExclusiveScan(
+            mine, sums, plan_sums{}, [](const plan_sums& a, const plan_sums& b) { return a + b; }, all);
         __syncthreads();
         sums = before + sums;
         if (index < count) {
@@ -419,8 +425,8 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(plan_threads) plan_kernel(co
             made.first_block = sums.blocks;
             made.first_cut = static_cast<std::int32_t>(sums.cuts);
             if (made.num_observations > 0 &&
-                (sums.partials + mine.partials > buffers.max_partials || sums.stats + mine.stats > buffers.max_stats ||
-                 sums.cuts + mine.cuts > buffers.max_cuts)) {
+                (sums.partials + mine.partials > buffers.max_partials ||
+                 sums.stats + mine.stats > buffers.max_stats || sums.cuts + mine.cuts > buffers.max_cuts)) {
                 made.has_fault = 1;
                 made.fault = mass_fault::overflow;
                 made.num_observations = 0;
@@ -448,8 +454,8 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(plan_threads) plan_kernel(co
 }
 
 /// The last index below @p count whose entry isn't beyond @p value. Entries ascend, the first is 0.
-[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::int32_t find_segment(const std::int64_t* firsts,
-                                                                            std::int32_t count, std::int64_t value) {
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::int32_t
+find_segment(const std::int64_t* firsts, std::int32_t count, std::int64_t value) {
     std::int32_t begin = 0;
     std::int32_t end = count;
     while (end - begin > 1) {
@@ -472,8 +478,8 @@ observation_row(const cuda_buffers& buffers, const cuda_segment& what, std::int3
 }
 
 /// Whether a row of a segment, counted from its first, is forced.
-[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline bool is_forced(const batch_view& batch, const cuda_segment& what,
-                                                                 std::int32_t row) {
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline bool is_forced(const batch_view& batch,
+                                                                 const cuda_segment& what, std::int32_t row) {
     if (row < what.sink_rows || row >= what.rows - what.tail_rows) {
         return true;
     }

@@ -2,8 +2,8 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 
 /// @file
-/// What both score kernels share: where keys are, which part of the work a thread block does, what a tile hides, and
-/// how scores in registers become one number for each (query row, slot).
+/// What both score kernels share: where keys are, which part of the work a thread block does, what a tile
+/// hides, and how scores in registers become one number for each (query row, slot).
 #pragma once
 
 #include <uniprefill/core/rows.hpp>
@@ -73,7 +73,8 @@ class cuda_share {
             run.first_row = unit % chunks * chunk_rows_;
             run.tile_begin = static_cast<std::int32_t>(local % tiles);
             const std::int64_t left = end_ - next_;
-            run.tile_end = left < tiles - run.tile_begin ? run.tile_begin + static_cast<std::int32_t>(left) : tiles;
+            run.tile_end =
+                left < tiles - run.tile_begin ? run.tile_begin + static_cast<std::int32_t>(left) : tiles;
             next_ += run.tile_end - run.tile_begin;
             if (what.num_observations > 0) {
                 return true;
@@ -93,13 +94,14 @@ class cuda_share {
 /// Where a tile lies in its segment.
 struct cuda_tile {
     bool own = false;
-    std::int64_t first_key = 0;  ///< counted from the request's first
-    std::int32_t first_row = 0;  ///< own tiles: counted from the segment's first
+    std::int64_t first_key = 0; ///< counted from the request's first
+    std::int32_t first_row = 0; ///< own tiles: counted from the segment's first
     std::int32_t num_keys = 0;
     std::int32_t first_slot = 0;
 
-    [[nodiscard]] static __device__ UNIPREFILL_HIDDEN cuda_tile at(const cuda_segment& what, std::int32_t tile,
-                                                                   std::int32_t tile_keys, std::int32_t slot_keys) {
+    [[nodiscard]] static __device__ UNIPREFILL_HIDDEN cuda_tile at(const cuda_segment& what,
+                                                                   std::int32_t tile, std::int32_t tile_keys,
+                                                                   std::int32_t slot_keys) {
         cuda_tile made;
         made.own = tile >= what.context_tiles;
         const std::int64_t first = std::int64_t{made.own ? tile - what.context_tiles : tile} * tile_keys;
@@ -112,9 +114,9 @@ struct cuda_tile {
     }
 };
 
-/// Elements that could make a score NaN or infinite, 32 bits at a time: NaN and infinity themselves, and for bfloat16
-/// and float numbers so large (2^59) that a product of 256 of them might overflow. Where one is seen, scores are judged
-/// one by one.
+/// Elements that could make a score NaN or infinite, 32 bits at a time: NaN and infinity themselves, and for
+/// bfloat16 and float numbers so large (2^59) that a product of 256 of them might overflow. Where one is
+/// seen, scores are judged one by one.
 template <class T>
 class suspicious_elements {
   public:
@@ -150,15 +152,15 @@ class suspicious_elements {
 
 /// What a tile hides, as consumers of its scores read it from shared memory.
 struct tile_notes {
-    std::uint8_t suspicious[4];  ///< one for each warp that loaded keys
-    std::uint32_t has_cuts;      ///< whether any of `cuts` isn't -1
-    std::uint32_t forced[4];     ///< a bit for each key
-    std::int16_t cuts[8];        ///< of each slot: its block's place among the segment's cut blocks, or -1
+    std::uint8_t suspicious[4]; ///< one for each warp that loaded keys
+    std::uint32_t has_cuts;     ///< whether any of `cuts` isn't -1
+    std::uint32_t forced[4];    ///< a bit for each key
+    std::int16_t cuts[8];       ///< of each slot: its block's place among the segment's cut blocks, or -1
 };
 
 /// Sums over the four lanes that share query rows. Afterwards lane q has the values of index
-/// (q / 2) * Values / 2 + (q mod 2) * Values / 4 + k in values[k]; with two values lanes 2 i and 2 i + 1 both have
-/// number i.
+/// (q / 2) * Values / 2 + (q mod 2) * Values / 4 + k in values[k]; with two values lanes 2 i and 2 i + 1 both
+/// have number i.
 template <int Values>
 __device__ UNIPREFILL_HIDDEN inline void sum_over_quad(float (&values)[Values], std::int32_t quad_lane) {
     constexpr std::uint32_t everyone = 0xffffffffu;
@@ -184,7 +186,8 @@ __device__ UNIPREFILL_HIDDEN inline void sum_over_quad(float (&values)[Values], 
 
 /// The same distribution of values that all four lanes have.
 template <int Values>
-__device__ UNIPREFILL_HIDDEN inline float pick_in_quad(const float (&values)[Values], int k, std::int32_t quad_lane) {
+__device__ UNIPREFILL_HIDDEN inline float pick_in_quad(const float (&values)[Values], int k,
+                                                       std::int32_t quad_lane) {
     if constexpr (Values == 2) {
         return (quad_lane & 2) != 0 ? values[1] : values[0];
     } else {
@@ -195,11 +198,11 @@ __device__ UNIPREFILL_HIDDEN inline float pick_in_quad(const float (&values)[Val
     }
 }
 
-/// Of a thread's scores, those of slot s are sums[Keys / 8 * ...]: see matrix_step() for the layout. Turns them into one
-/// number for each (query row, slot): log2 of the sum of 2^score.
+/// Of a thread's scores, those of slot s are sums[Keys / 8 * ...]: see matrix_step() for the layout. Turns
+/// them into one number for each (query row, slot): log2 of the sum of 2^score.
 ///
-/// Sums are taken as they are, without a reference: fp32 holds 2^-126 to 2^127. Where a sum is outside 2^-100 to 2^100,
-/// that (query row, slot) alone is done again relative to its largest score.
+/// Sums are taken as they are, without a reference: fp32 holds 2^-126 to 2^127. Where a sum is outside 2^-100
+/// to 2^100, that (query row, slot) alone is done again relative to its largest score.
 /// @tparam Keys keys of a tile, @tparam SlotKeys keys of a slot
 template <int Keys, int SlotKeys>
 struct UNIPREFILL_HIDDEN slot_sums {
@@ -234,7 +237,8 @@ struct UNIPREFILL_HIDDEN slot_sums {
 
     /// @param polynomial of every 8 exponentials, so many run on the multiply-add units
     template <int Polynomial>
-    static __device__ void sum_all(const float (&scores)[Keys / 2], const float (&factors)[2], float (&sums)[values]) {
+    static __device__ void sum_all(const float (&scores)[Keys / 2], const float (&factors)[2],
+                                   float (&sums)[values]) {
 #pragma unroll
         for (int slot = 0; slot < slots; ++slot) {
             float parts[4] = {0, 0, 0, 0};
@@ -252,9 +256,11 @@ struct UNIPREFILL_HIDDEN slot_sums {
         }
     }
 
-    /// Relative to @p tops (as they are where those are 0). Where nothing is visible a relative sum means nothing.
+    /// Relative to @p tops (as they are where those are 0). Where nothing is visible a relative sum means
+    /// nothing.
     static __device__ void sum_visible(const float (&scores)[Keys / 2], const float (&factors)[2],
-                                       const visibility& visible, const float (&tops)[values], float (&sums)[values]) {
+                                       const visibility& visible, const float (&tops)[values],
+                                       float (&sums)[values]) {
 #pragma unroll
         for (int slot = 0; slot < slots; ++slot) {
             float parts[4] = {0, 0, 0, 0};
@@ -282,7 +288,8 @@ struct UNIPREFILL_HIDDEN slot_sums {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     float& top = tops[2 * slot + i / 2];
-                    top = larger(top, masked(scores[4 * j + i], factors[i / 2], visible[i / 2], 2 * j + i % 2));
+                    top =
+                        larger(top, masked(scores[4 * j + i], factors[i / 2], visible[i / 2], 2 * j + i % 2));
                 }
             }
         }
@@ -300,7 +307,8 @@ struct UNIPREFILL_HIDDEN slot_sums {
     }
 
     /// Every score counts. @param partials [per_lane] this lane's numbers, see sum_over_quad()
-    /// @return whether all lanes' sums are within range; if not, partials hold this lane's sums, and run_relative() is next
+    /// @return whether all lanes' sums are within range; if not, partials hold this lane's sums, and
+    /// run_relative() is next
     template <int Polynomial>
     [[nodiscard]] static __device__ bool run_all(const float (&scores)[Keys / 2], const float (&factors)[2],
                                                  std::int32_t quad_lane, float (&partials)[per_lane]) {
@@ -325,7 +333,8 @@ struct UNIPREFILL_HIDDEN slot_sums {
 
     /// The visible scores count.
     static __device__ void run_visible(const float (&scores)[Keys / 2], const float (&factors)[2],
-                                       const visibility& visible, std::int32_t quad_lane, float (&partials)[per_lane]) {
+                                       const visibility& visible, std::int32_t quad_lane,
+                                       float (&partials)[per_lane]) {
         constexpr float as_they_are[values] = {};
         float sums[values];
         float counts[values];
@@ -333,7 +342,8 @@ struct UNIPREFILL_HIDDEN slot_sums {
 #pragma unroll
         for (int v = 0; v < values; ++v) {
             constexpr int slot_bits = SlotKeys / 4;
-            constexpr std::uint32_t first_slot = slot_bits >= 32 ? 0xffffffffu : (1u << (slot_bits % 32)) - 1u;
+            constexpr std::uint32_t first_slot =
+                slot_bits >= 32 ? 0xffffffffu : (1u << (slot_bits % 32)) - 1u;
             counts[v] = static_cast<float>(__popc(visible[v % 2] & (first_slot << (v / 2 * slot_bits % 32))));
         }
         sum_over_quad(sums, quad_lane);
@@ -358,8 +368,8 @@ struct UNIPREFILL_HIDDEN slot_sums {
         }
     }
 
-    /// Replaces sums by their log2, those that are out of range by ones relative to the largest visible score of their
-    /// (row, slot).
+    /// Replaces sums by their log2, those that are out of range by ones relative to the largest visible score
+    /// of their (row, slot).
     static __device__ void run_relative(const float (&scores)[Keys / 2], const float (&factors)[2],
                                         const visibility& visible, std::int32_t quad_lane,
                                         float (&partials)[per_lane]) {

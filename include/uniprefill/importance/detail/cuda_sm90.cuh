@@ -2,9 +2,9 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 
 /// @file
-/// The score kernel of Hopper. A thread block keeps the query rows of one KV head in shared memory and lets tiles of
-/// keys stream past: four warps fetch keys from wherever they are, four groups of four warps multiply and take
-/// exponentials.
+/// The score kernel of Hopper. A thread block keeps the query rows of one KV head in shared memory and lets
+/// tiles of keys stream past: four warps fetch keys from wherever they are, four groups of four warps
+/// multiply and take exponentials.
 #pragma once
 
 #include <uniprefill/importance/detail/cuda_hopper.cuh>
@@ -31,14 +31,15 @@ struct sm90_shape {
     static constexpr std::int32_t query_bytes = panels * chunk_rows * 128;
     static constexpr std::int32_t stage_bytes = panels * tile_keys * 128;
     static constexpr std::int32_t scale_bytes = std::is_same_v<T, float8_e4m3> ? chunk_rows * 4 : 0;
-    static constexpr std::int32_t spare_bytes = 1024 + 1536 + scale_bytes; ///< alignment, static memory, scales
+    static constexpr std::int32_t spare_bytes =
+        1024 + 1536 + scale_bytes; ///< alignment, static memory, scales
     static constexpr std::int32_t fitting = (sm90_shared_bytes - spare_bytes - query_bytes) / stage_bytes;
     static constexpr std::int32_t stages = fitting < 4 ? fitting : 4;
     static constexpr std::int32_t dynamic_bytes = 1024 + query_bytes + stages * stage_bytes + scale_bytes;
     static constexpr std::int32_t row_threads = row_bytes <= 128 ? 8 : row_bytes <= 256 ? 16 : 32;
     static constexpr bool exists = row_bytes % 32 == 0 && stages >= 2;
-    /// Of every 8 exponentials, those that the multiply-add units take. FP8 products are twice as fast, exponentials
-    /// are not.
+    /// Of every 8 exponentials, those that the multiply-add units take. FP8 products are twice as fast,
+    /// exponentials are not.
     static constexpr int polynomial = std::is_same_v<T, float8_e4m3> ? 3 : 0;
 };
 
@@ -53,13 +54,14 @@ struct sm90_shared {
     alignas(8) std::uint64_t full[sm90_max_stages];
     std::uint64_t empty[sm90_max_stages];
     tile_notes notes[sm90_max_stages];
-    cuda_segment of_loaders[2];   ///< the segment that each pair of warps fetches keys of
+    cuda_segment of_loaders[2]; ///< the segment that each pair of warps fetches keys of
     cuda_segment of_multipliers;
     std::uint32_t suspicious_queries;
 };
 
 /// Copies a segment to shared memory; every one of at least 32 threads helps.
-__device__ UNIPREFILL_HIDDEN inline void copy_segment(cuda_segment& to, const cuda_segment& from, std::int32_t thread) {
+__device__ UNIPREFILL_HIDDEN inline void copy_segment(cuda_segment& to, const cuda_segment& from,
+                                                      std::int32_t thread) {
     static_assert(sizeof(cuda_segment) % 8 == 0 && sizeof(cuda_segment) / 8 <= 32);
     if (thread < static_cast<std::int32_t>(sizeof(cuda_segment) / 8)) {
         reinterpret_cast<std::uint64_t*>(&to)[thread] = reinterpret_cast<const std::uint64_t*>(&from)[thread];
@@ -71,15 +73,16 @@ __device__ UNIPREFILL_HIDDEN inline void join_threads(std::int32_t barrier) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(Threads) : "memory");
 }
 /// Where 16 bytes of a row are in the swizzled layout of @p rows rows.
-[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::int32_t swizzled_place(std::int32_t rows, std::int32_t row,
-                                                                              std::int32_t part) {
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::int32_t
+swizzled_place(std::int32_t rows, std::int32_t row, std::int32_t part) {
     return part / 8 * rows * 128 + row * 128 + ((part % 8) ^ (row % 8)) * 16;
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/// The four warps that fetch keys. Two of them fetch every second tile and look at it before they hand it over, so that
-/// one tile arrives while the other is looked at. A row is fetched by a power of two of threads, 16 bytes each.
+/// The four warps that fetch keys. Two of them fetch every second tile and look at it before they hand it
+/// over, so that one tile arrives while the other is looked at. A row is fetched by a power of two of
+/// threads, 16 bytes each.
 template <class Q, class T, class Cache, std::int32_t D, std::int32_t G>
 class UNIPREFILL_HIDDEN sm90_loader {
     using shape = sm90_shape<T, D>;
@@ -122,13 +125,15 @@ class UNIPREFILL_HIDDEN sm90_loader {
     }
     /// The same as swizzled_place(), @p further rows on: a multiple of a power of two that is above the row.
     [[nodiscard]] static __device__ std::uint32_t further_place(std::uint32_t place, std::int32_t further) {
-        return (place ^ static_cast<std::uint32_t>(further % 8 * 16)) + static_cast<std::uint32_t>(further * 128);
+        return (place ^ static_cast<std::uint32_t>(further % 8 * 16)) +
+               static_cast<std::uint32_t>(further * 128);
     }
     [[nodiscard]] __device__ std::int32_t row() const { return thread_ / shape::row_threads; }
     [[nodiscard]] __device__ std::int32_t part() const { return thread_ % shape::row_threads; }
 
     /// @param count of the tile, among those that this thread block has gone through
-    __device__ void fetch_keys(const cuda_run& now, const cuda_segment& what, std::int32_t tile, std::uint32_t count) {
+    __device__ void fetch_keys(const cuda_run& now, const cuda_segment& what, std::int32_t tile,
+                               std::uint32_t count) {
         const std::uint32_t stage = count % shape::stages;
         barrier_wait(&shared_.empty[stage], ((count / shape::stages) & 1u) ^ 1u);
         if (part() >= row_parts) {
@@ -137,21 +142,23 @@ class UNIPREFILL_HIDDEN sm90_loader {
         const cuda_tile at = cuda_tile::at(what, tile, shape::tile_keys, slot_keys);
         const std::int32_t first = row();
         // Panels start at multiples of 1,024 bytes, so bits 4 to 6 of an address are those of its place.
-        const std::uint32_t to = stage_address(stage) + static_cast<std::uint32_t>(swizzled_place(shape::tile_keys, first, part()));
+        const std::uint32_t to = stage_address(stage) +
+                                 static_cast<std::uint32_t>(swizzled_place(shape::tile_keys, first, part()));
         if (at.first_key >= what.cached) {
             const T* from = task_.key(what, at.first_key + first, now.kv_head) + part() * (16 / sizeof(T));
             const std::int64_t step = rows_at_once * task_.keys.row_stride;
             const std::int32_t left = at.num_keys - first;
-#pragma unroll
+#    pragma unroll
             for (std::int32_t further = 0; further < shape::tile_keys; further += rows_at_once) {
                 copy_once_async_16(further_place(to, further), from, further < left);
                 from += step;
             }
         } else {
-#pragma unroll 4
+#    pragma unroll 4
             for (std::int32_t further = 0; further < shape::tile_keys; further += rows_at_once) {
                 const bool present = first + further < at.num_keys;
-                const T* from = present ? task_.key(what, at.first_key + first + further, now.kv_head) : task_.keys.data;
+                const T* from =
+                    present ? task_.key(what, at.first_key + first + further, now.kv_head) : task_.keys.data;
                 copy_once_async_16(further_place(to, further), from + part() * (16 / sizeof(T)), present);
             }
         }
@@ -162,8 +169,9 @@ class UNIPREFILL_HIDDEN sm90_loader {
         suspicious_elements<T> suspicious;
         if (part() < row_parts) {
             const std::uint32_t from =
-                stage_address(stage) + static_cast<std::uint32_t>(swizzled_place(shape::tile_keys, row(), part()));
-#pragma unroll
+                stage_address(stage) +
+                static_cast<std::uint32_t>(swizzled_place(shape::tile_keys, row(), part()));
+#    pragma unroll
             for (std::int32_t further = 0; further < shape::tile_keys; further += rows_at_once) {
                 suspicious.look_at(load_shared_16(further_place(from, further)));
             }
@@ -182,7 +190,7 @@ class UNIPREFILL_HIDDEN sm90_loader {
     }
 
     __device__ void note_cuts(const cuda_segment& what, const cuda_tile& at, tile_notes& notes) {
-#pragma unroll
+#    pragma unroll
         for (std::int32_t key = thread_; key < shape::tile_keys; key += sm90_pair) {
             const bool forced = key < at.num_keys && is_forced(task_.batch, what, at.first_row + key);
             const std::uint32_t word = __ballot_sync(0xffffffffu, forced);
@@ -214,8 +222,9 @@ class UNIPREFILL_HIDDEN sm90_loader {
     std::int32_t pair_;
 };
 
-/// One of the four groups of four warps that multiply. The (tile, 64 query rows) pairs of a run are dealt out to them in
-/// turn. A group waits for its own products; that there are four keeps the tensor cores busy meanwhile.
+/// One of the four groups of four warps that multiply. The (tile, 64 query rows) pairs of a run are dealt out
+/// to them in turn. A group waits for its own products; that there are four keeps the tensor cores busy
+/// meanwhile.
 template <class Q, class T, class Cache, std::int32_t D, std::int32_t G, bool Softcap>
 class UNIPREFILL_HIDDEN sm90_multiplier {
     using shape = sm90_shape<T, D>;
@@ -251,14 +260,15 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
             const std::int32_t rows = left < shape::chunk_rows ? left : shape::chunk_rows;
             row_tiles_ = rows / row_tile;
             stride_ = std::int64_t{task_.bounds.num_kv_heads} * what.lanes;
-            partials_ = task_.buffers.partials + what.first_partial + std::int64_t{now_.kv_head} * what.lanes +
-                        now_.first_row;
+            partials_ = task_.buffers.partials + what.first_partial +
+                        std::int64_t{now_.kv_head} * what.lanes + now_.first_row;
             first_observation_ = observation(0);
             fetch_queries(rows);
             fence_for_matrix_reads();
             join_threads<sm90_multipliers>(3);
             suspicious_queries_ = shared_.suspicious_queries != 0;
-            std::int32_t next = group_; // 64 query rows that are this group's next, counted from the tile's first
+            std::int32_t next =
+                group_; // 64 query rows that are this group's next, counted from the tile's first
             for (std::int32_t tile = now_.tile_begin; tile < now_.tile_end; ++tile) {
                 next = multiply_tile(tile, next);
             }
@@ -266,18 +276,21 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
     }
 
   private:
-    [[nodiscard]] __device__ std::int32_t thread() const { return static_cast<std::int32_t>(threadIdx.x) - sm90_loaders; }
+    [[nodiscard]] __device__ std::int32_t thread() const {
+        return static_cast<std::int32_t>(threadIdx.x) - sm90_loaders;
+    }
     /// The row, counted from the segment's first, of an observation.
     [[nodiscard]] __device__ std::int32_t observation(std::int32_t index) const {
-        return observation_row(task_.buffers, shared_.of_multipliers, now_.segment, task_.bounds.num_observations, index);
+        return observation_row(task_.buffers, shared_.of_multipliers, now_.segment,
+                               task_.bounds.num_observations, index);
     }
     /// A query row of the KV head; null beyond the last.
     [[nodiscard]] __device__ const Q* query(std::int32_t row) const {
         const cuda_segment& what = shared_.of_multipliers;
-        return row < what.query_rows ? task_.queries.at(what.first_row + observation(row % what.num_observations),
-                                                        now_.kv_head * task_.bounds.group_heads() +
-                                                            row / what.num_observations)
-                                     : nullptr;
+        return row < what.query_rows
+                   ? task_.queries.at(what.first_row + observation(row % what.num_observations),
+                                      now_.kv_head * task_.bounds.group_heads() + row / what.num_observations)
+                   : nullptr;
     }
 
     __device__ void fetch_queries(std::int32_t rows) {
@@ -297,8 +310,8 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
                                             now_.kv_head * task_.bounds.group_heads() + head);
                 }
                 if (has_part) {
-                    copy_async_16(shared_address(queries_) +
-                                      static_cast<std::uint32_t>(swizzled_place(shape::chunk_rows, row, part)),
+                    copy_async_16(shared_address(queries_) + static_cast<std::uint32_t>(swizzled_place(
+                                                                 shape::chunk_rows, row, part)),
                                   reinterpret_cast<const std::uint8_t*>(from) + part * 16, present);
                 }
                 observed += at_once;
@@ -322,8 +335,8 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
         }
     }
 
-    /// Queries for FP8 keys: each row is scaled so that its largest element is 448, the largest of e4m3. A lane takes 16
-    /// elements of a row.
+    /// Queries for FP8 keys: each row is scaled so that its largest element is 448, the largest of e4m3. A
+    /// lane takes 16 elements of a row.
     __device__ void convert_queries(std::int32_t rows) {
         constexpr std::int32_t parts = D / 16;
         constexpr std::int32_t lanes = parts <= 4 ? 4 : parts <= 8 ? 8 : 16;
@@ -340,32 +353,35 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
             }
             float elements[16];
             float largest = 0;
-#pragma unroll
+#    pragma unroll
             for (std::int32_t i = 0; i < 16; ++i) {
                 const std::uint32_t word = (&words[i / 8].x)[i / 2 % 4];
-                elements[i] = to_float(Q{static_cast<std::uint16_t>(i % 2 == 0 ? word & 0xffffu : word >> 16)});
+                elements[i] =
+                    to_float(Q{static_cast<std::uint16_t>(i % 2 == 0 ? word & 0xffffu : word >> 16)});
                 suspicious = suspicious || is_non_finite(elements[i]);
-                largest = larger(largest, bit_cast<float>(bit_cast<std::uint32_t>(elements[i]) & 0x7fffffffu));
+                largest =
+                    larger(largest, bit_cast<float>(bit_cast<std::uint32_t>(elements[i]) & 0x7fffffffu));
             }
-#pragma unroll
+#    pragma unroll
             for (std::int32_t offset = lanes / 2; offset > 0; offset /= 2) {
                 largest = larger(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
             }
             // Rows of next to nothing count as zero.
             const float down = largest > 1.0e-30f ? detail::multiply(448.0f, reciprocal(largest)) : 0.0f;
             uint4 converted{0, 0, 0, 0};
-#pragma unroll
+#    pragma unroll
             for (std::int32_t i = 0; i < 16; ++i) {
                 const std::uint32_t bits =
                     __nv_cvt_float_to_fp8(detail::multiply(elements[i], down), __NV_SATFINITE, __NV_E4M3);
                 (&converted.x)[i / 4] |= bits << (i % 4 * 8);
             }
             if (part < parts) {
-                *reinterpret_cast<uint4*>(queries_ + swizzled_place(shape::chunk_rows, row, part)) = converted;
+                *reinterpret_cast<uint4*>(queries_ + swizzled_place(shape::chunk_rows, row, part)) =
+                    converted;
             }
             if (part == 0) {
-                scales_[row] =
-                    detail::multiply(detail::multiply(largest, 1.0f / 448.0f), detail::multiply(key_scale, task_.query_factor));
+                scales_[row] = detail::multiply(detail::multiply(largest, 1.0f / 448.0f),
+                                                detail::multiply(key_scale, task_.query_factor));
             }
         }
         if (suspicious) {
@@ -383,11 +399,12 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
             return rows - row_tiles_;
         }
         const tile_notes& notes = shared_.notes[stage];
-        const bool suspicious = suspicious_queries_ || *reinterpret_cast<const std::uint32_t*>(notes.suspicious) != 0;
+        const bool suspicious =
+            suspicious_queries_ || *reinterpret_cast<const std::uint32_t*>(notes.suspicious) != 0;
         const bool has_cuts = notes.has_cuts != 0;
         const cuda_tile tile = cuda_tile::at(shared_.of_multipliers, index, tile_keys, slot_keys);
-        const bool hides =
-            tile.num_keys < tile_keys || (tile.own && first_observation_ + 1 < tile.first_row + tile.num_keys);
+        const bool hides = tile.num_keys < tile_keys ||
+                           (tile.own && first_observation_ + 1 < tile.first_row + tile.num_keys);
         for (; rows < row_tiles_; rows += sm90_groups) {
             accumulators scores;
             multiply(scores, stage, rows);
@@ -411,16 +428,19 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
 
     __device__ void multiply(accumulators& scores, std::uint32_t stage, std::int32_t rows) {
         constexpr std::int32_t steps = shape::row_bytes / 32;
-        const std::uint64_t queries = query_descriptor_ + static_cast<std::uint64_t>(rows * (row_tile * 128 >> 4));
+        const std::uint64_t queries =
+            query_descriptor_ + static_cast<std::uint64_t>(rows * (row_tile * 128 >> 4));
         const std::uint64_t keys = key_descriptor_ + std::uint64_t{stage} * (shape::stage_bytes >> 4);
         pin(scores);
         matrix_begin();
-#pragma unroll
+#    pragma unroll
         for (std::int32_t step = 0; step < steps; ++step) {
             const std::int32_t in_panel = step % 4 * (32 >> 4);
             matrix_step<T, tile_keys>(
-                scores, queries + static_cast<std::uint64_t>(step / 4 * (shape::chunk_rows * 128 >> 4) + in_panel),
-                keys + static_cast<std::uint64_t>(step / 4 * (tile_keys * 128 >> 4) + in_panel), step > 0 ? 1 : 0);
+                scores,
+                queries + static_cast<std::uint64_t>(step / 4 * (shape::chunk_rows * 128 >> 4) + in_panel),
+                keys + static_cast<std::uint64_t>(step / 4 * (tile_keys * 128 >> 4) + in_panel),
+                step > 0 ? 1 : 0);
         }
         matrix_close_group();
         matrix_wait<0>();
@@ -428,7 +448,7 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
     }
     /// Keeps the compiler from moving accesses of accumulators across.
     static __device__ void pin(accumulators& scores) {
-#pragma unroll
+#    pragma unroll
         for (std::int32_t i = 0; i < tile_keys / 2; ++i) {
             asm volatile("" : "+f"(scores[i])::"memory");
         }
@@ -436,8 +456,8 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
 
     /// @param row the first of the thread's two query rows, counted from the chunk's first
     /// @param cuts the notes of a tile that has cut blocks, else null
-    __device__ void finish(accumulators& scores, const cuda_tile& tile, std::int32_t row, bool suspicious, bool hides,
-                           const tile_notes* cuts) {
+    __device__ void finish(accumulators& scores, const cuda_tile& tile, std::int32_t row, bool suspicious,
+                           bool hides, const tile_notes* cuts) {
         float factors[2] = {task_.query_factor, task_.query_factor};
         if constexpr (std::is_same_v<T, float8_e4m3>) {
             factors[0] = scales_[row];
@@ -448,7 +468,7 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
         }
         if constexpr (Softcap) {
             const float cap = detail::multiply(task_.softcap, log2_of_euler);
-#pragma unroll
+#    pragma unroll
             for (std::int32_t i = 0; i < tile_keys / 2; ++i) {
                 scores[i] = detail::multiply(tanh_of(detail::multiply(scores[i], factors[i / 2 % 2])), cap);
             }
@@ -465,17 +485,18 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
             return;
         }
         std::uint32_t seen[2];
-#pragma unroll
+#    pragma unroll
         for (std::int32_t i = 0; i < 2; ++i) {
-            seen[i] = sums::first_keys(hides ? seen_by(now_.first_row + row + 8 * i, tile) : tile_keys, quad_lane);
+            seen[i] =
+                sums::first_keys(hides ? seen_by(now_.first_row + row + 8 * i, tile) : tile_keys, quad_lane);
         }
         // First the free keys of cut blocks with everything else, then their forced ones.
-#pragma unroll 1
+#    pragma unroll 1
         for (std::int32_t pass = 0; pass < (cuts != nullptr ? 2 : 1); ++pass) {
             typename sums::visibility visible = {seen[0], seen[1]};
             if (cuts != nullptr) {
                 std::uint32_t words[(tile_keys + 31) / 32];
-#pragma unroll
+#    pragma unroll
                 for (std::int32_t w = 0; w < (tile_keys + 31) / 32; ++w) {
                     words[w] = pass_word(*cuts, w, pass);
                 }
@@ -492,11 +513,11 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
     __device__ void store(const float (&numbers)[sums::per_lane], const cuda_tile& tile, std::int32_t row,
                           const tile_notes* cuts) {
         const std::int32_t quad_lane = lane_ % 4;
-#pragma unroll
+#    pragma unroll
         for (std::int32_t k = 0; k < sums::per_lane; ++k) {
-            const std::int32_t index = sums::values == 2
-                                           ? quad_lane / 2
-                                           : quad_lane / 2 * (sums::values / 2) + quad_lane % 2 * (sums::values / 4) + k;
+            const std::int32_t index = sums::values == 2 ? quad_lane / 2
+                                                         : quad_lane / 2 * (sums::values / 2) +
+                                                               quad_lane % 2 * (sums::values / 4) + k;
             const std::int32_t slot = index / 2;
             bool stored = slot * slot_keys < tile.num_keys && (sums::values > 2 || quad_lane % 2 == 0);
             std::int64_t at = tile.first_slot + slot;
@@ -504,8 +525,8 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
                 const std::int32_t cut = cuts->cuts[slot];
                 constexpr std::int32_t parts = G / slot_keys;
                 stored = stored && cut >= 0;
-                at = std::int64_t{shared_.of_multipliers.context_slots} + shared_.of_multipliers.own_slots + std::int64_t{cut} * parts +
-                     (tile.first_row / slot_keys + slot) % parts;
+                at = std::int64_t{shared_.of_multipliers.context_slots} + shared_.of_multipliers.own_slots +
+                     std::int64_t{cut} * parts + (tile.first_row / slot_keys + slot) % parts;
             }
             if (stored) {
                 partials_[at * stride_ + row + 8 * (index % 2)] = numbers[k];
@@ -516,7 +537,7 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
     [[nodiscard]] static __device__ std::uint32_t pass_word(const tile_notes& notes, std::int32_t word,
                                                             std::int32_t pass) {
         std::uint32_t of_cut_blocks = 0;
-#pragma unroll
+#    pragma unroll
         for (std::int32_t slot = 0; slot < tile_keys / slot_keys; ++slot) {
             if (notes.cuts[slot] >= 0) {
                 const std::int32_t begin = slot * slot_keys - word * 32;
@@ -545,7 +566,7 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
     /// Raises the segment's flag where a score, visible or not, is NaN or infinite.
     __device__ void judge(const accumulators& scores, std::int32_t num_keys) {
         bool bad = false;
-#pragma unroll
+#    pragma unroll
         for (std::int32_t i = 0; i < tile_keys / 2; ++i) {
             const std::int32_t key = 8 * (i / 4) + 2 * (lane_ % 4) + (i & 1);
             bad = bad || (key < num_keys && is_non_finite(scores[i]));

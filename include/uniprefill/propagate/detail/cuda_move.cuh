@@ -70,10 +70,9 @@ __device__ UNIPREFILL_HIDDEN inline void forget_origin(std::uint32_t& value) {
 
 /// What a thread block knows of the order of pieces.
 struct move_turn {
-    device_reader reader;          ///< thread 0
+    device_reader reader;          ///< warp 0
     std::uint32_t first_piece = 0; ///< the piece that the tensor's first tile is
-    std::uint32_t next_ticket = 0; ///< thread 0: drawn for the tile after this one
-    turn_notice* notice = nullptr; ///< in shared memory
+    std::uint32_t next_ticket = 0; ///< thread 0: drawn when the tile could be written
 };
 
 /// Moves one tile of a tensor.
@@ -120,9 +119,7 @@ __device__ UNIPREFILL_HIDDEN void move_tile(const row_move& move, const moved_te
                     tiles_of(rows_read_below(move.kept_to_old, end), tensor.words, Shape::tile);
                 needed = turn.first_piece + static_cast<std::uint32_t>(tiles < tile ? tiles : tile);
             }
-            if (threadIdx.x == 0) {
-                look_ahead(turn.reader, needed, turn.next_ticket, *turn.notice);
-            }
+            static_cast<void>(turn.reader.look(needed)); // so that there is less to wait for afterwards
         }
         // The barrier takes a bit of every word, so that no load is outstanding behind it.
         std::uint32_t bits = 0;
@@ -131,7 +128,7 @@ __device__ UNIPREFILL_HIDDEN void move_tile(const row_move& move, const moved_te
             bits |= some_bits(words[i]);
         }
         static_cast<void>(__syncthreads_or(static_cast<int>(bits)));
-        take_turn(turn.reader, piece, needed, *turn.notice);
+        turn.next_ticket = take_turn(move.orders->words, turn.reader, piece, needed);
     }
     forget_origin(first_word);
 #pragma unroll
@@ -151,14 +148,14 @@ __device__ UNIPREFILL_HIDDEN void move_tile(const row_move& move, const moved_te
 /// blocks. In order, a thread block takes the next tile that nobody has. Called by all threads.
 template <bool InOrder>
 __device__ UNIPREFILL_HIDDEN void move_by_words(const row_move& move, std::int32_t kept,
-                                                turn_notice (&notices)[2]) {
+                                                std::uint32_t& ticket) {
     piece_order* const order = InOrder ? &move.orders->words : nullptr;
     move_turn turn{device_reader(order)};
     std::int64_t piece = blockIdx.x;
     if constexpr (InOrder) {
-        piece = first_ticket(*order, notices[0]);
+        piece = first_ticket(*order, ticket);
     }
-    for (std::uint32_t parity = 1;; parity ^= 1u) {
+    for (;;) {
         std::int64_t first = 0;
         std::int32_t t = move.bulk_count;
         for (; t < move.count; ++t) {
@@ -174,10 +171,6 @@ __device__ UNIPREFILL_HIDDEN void move_by_words(const row_move& move, std::int32
         }
         if constexpr (InOrder) {
             turn.first_piece = static_cast<std::uint32_t>(first);
-            turn.notice = &notices[parity];
-            if (threadIdx.x == 0) {
-                turn.next_ticket = draw_ticket(*order);
-            }
         }
         const moved_tensor& tensor = move.tensors[t];
         switch (tensor.word_bytes) {
@@ -194,7 +187,11 @@ __device__ UNIPREFILL_HIDDEN void move_by_words(const row_move& move, std::int32
             move_tile<InOrder, std::uint8_t>(move, tensor, kept, piece - first, turn);
             break;
         }
-        piece = InOrder ? static_cast<std::int64_t>(notices[parity].next_ticket) : piece + gridDim.x;
+        if constexpr (InOrder) {
+            piece = pass_ticket(turn.next_ticket, ticket);
+        } else {
+            piece += gridDim.x;
+        }
     }
 }
 
@@ -205,7 +202,7 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(move_shape<InOrder>::threads
     move_rows_kernel(const __grid_constant__ row_move move) {
     extern __shared__ uint4 moved_stages[];
     __shared__ bulk_arrival arrivals[bulk_warps];
-    __shared__ turn_notice notices[2];
+    __shared__ std::uint32_t ticket;
     const std::uint32_t warp = threadIdx.x / 32;
     const bool in_bulk = warp < bulk_warps && move.bulk_count > 0;
     if (in_bulk && threadIdx.x % 32 == 0) {
@@ -221,7 +218,7 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(move_shape<InOrder>::threads
                               arrivals[warp]);
     }
     if (move.count > move.bulk_count) {
-        move_by_words<InOrder>(move, kept, notices);
+        move_by_words<InOrder>(move, kept, ticket);
     }
 }
 

@@ -96,24 +96,21 @@ __device__ UNIPREFILL_HIDDEN void move_in_bulk(const row_move& move, std::int32_
                              what.byte,
                          bytes);
         }
-        // While it is on its way: which piece is next, and what must be read before this one is written.
-        std::uint32_t next = piece + workers;
+        // While it is on its way: what must be read before it is written.
         std::uint32_t needed = 0;
         if constexpr (InOrder) {
-            next = lane == 0 ? draw_ticket(move.orders->bulk) : 0;
             if (tensor.in_place) {
                 needed = owner.first_piece + bulk_pieces_before(move, tensor, kept, what, local);
             }
+            static_cast<void>(reader.look(needed)); // so that there is less to wait for afterwards
         }
         if (moved != 0) {
             arrival.wait(turn++);
         }
         if constexpr (InOrder) {
             __syncwarp();
-            if (lane == 0) {
-                reader.tell(piece);
-                reader.wait(needed);
-            }
+            reader.tell(piece);
+            reader.wait(needed);
             __syncwarp();
         }
         if (old >= 0) {
@@ -124,8 +121,13 @@ __device__ UNIPREFILL_HIDDEN void move_in_bulk(const row_move& move, std::int32_
                                     std::int64_t{move.scatters ? old : row} * tensor.destination_stride +
                                     what.byte,
                                 mine, bytes);
-            bulk_arrival::wait_for_stores_to_read();
         }
+        // Drawn only now: who holds a ticket without reading its piece makes all above wait.
+        std::uint32_t next = piece + workers;
+        if constexpr (InOrder) {
+            next = lane == 0 ? draw_ticket(move.orders->bulk) : 0;
+        }
+        bulk_arrival::wait_for_stores_to_read();
         __syncwarp();
         piece = InOrder ? __shfl_sync(~0u, next, 0) : next;
     }

@@ -39,12 +39,11 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(bulk_norm_shape::threads,
     add_norm_bulk_kernel(const __grid_constant__ norm_move<Weight> move) {
     extern __shared__ uint4 norm_rows[]; // hidden and residual, later normalised and sum
     __shared__ float row_sums[32];
-    __shared__ turn_notice notices[2]; // the first ticket, those after it
+    __shared__ std::uint32_t ticket;
     __shared__ bulk_arrival arrival;
     uint4* const hidden = norm_rows;
     uint4* const residual = norm_rows + move.vectors;
     const auto bytes = static_cast<std::uint32_t>(move.vectors) * 16;
-    const auto vectors = static_cast<std::uint32_t>(move.vectors);
     if (threadIdx.x == 0) {
         arrival.start();
     }
@@ -52,15 +51,17 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(bulk_norm_shape::threads,
     wait_for_previous_kernel();
     let_next_kernel_start();
     const std::int32_t kept = kept_rows(move.kept_count, move.num_kept);
-    device_reader reader(move.order); // thread 0
+    device_reader reader(move.order); // warp 0
     std::uint32_t row = blockIdx.x;
     if constexpr (InOrder) {
-        row = first_ticket(*move.order, notices[0]);
+        row = first_ticket(*move.order, ticket);
     }
     for (std::uint32_t turn = 0; row < static_cast<std::uint32_t>(kept);) {
         const std::int64_t old =
             move.kept_to_old != nullptr ? move.kept_to_old[row] : static_cast<std::int32_t>(row);
         const bool inside = old >= 0 && old < move.num_rows;
+        // Of a row that isn't there nothing is worked out: thread 0 may still be storing the row before.
+        const auto vectors = inside ? static_cast<std::uint32_t>(move.vectors) : 0;
         std::uint32_t next = row + gridDim.x;
         std::uint32_t needed = 0;
         if (threadIdx.x == 0 && inside) {
@@ -71,10 +72,8 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(bulk_norm_shape::threads,
         }
         if constexpr (InOrder) {
             if (threadIdx.x < 32) {
-                if (threadIdx.x == 0) {
-                    next = draw_ticket(*move.order);
-                }
                 needed = rows_before(move, row);
+                static_cast<void>(reader.look(needed)); // so that there is less to wait for afterwards
             }
         }
         if (inside) {
@@ -84,9 +83,9 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(bulk_norm_shape::threads,
             }
         }
         if constexpr (InOrder) {
-            if (threadIdx.x == 0) {
+            if (threadIdx.x < 32) {
+                __syncwarp();
                 reader.tell(row);
-                notices[1].next_ticket = next;
             }
         }
         float squares = 0;
@@ -110,9 +109,6 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(bulk_norm_shape::threads,
         }
         const float total = sum_of_block(squares, row_sums);
         const float scale = rsqrtf(fmaf(total, move.share, move.epsilon));
-        if constexpr (InOrder) {
-            next = notices[1].next_ticket;
-        }
 #pragma unroll 2
         for (std::uint32_t vector = threadIdx.x; vector < vectors; vector += blockDim.x) {
             vector_weights<Element, Weight> weights;
@@ -129,9 +125,13 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(bulk_norm_shape::threads,
         }
         bulk_arrival::fence_shared();
         __syncthreads();
+        if constexpr (InOrder) {
+            if (threadIdx.x < 32) {
+                reader.wait(needed);
+            }
+        }
         if (threadIdx.x == 0) {
             if constexpr (InOrder) {
-                reader.wait(needed);
                 bulk_arrival::fence_global();
             }
             if (inside) {
@@ -139,8 +139,14 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(bulk_norm_shape::threads,
                                     reinterpret_cast<const std::byte*>(residual), bytes);
                 bulk_arrival::store(move.out_hidden + row * move.out_hidden_stride,
                                     reinterpret_cast<const std::byte*>(hidden), bytes);
-                bulk_arrival::wait_for_stores_to_read();
             }
+            if constexpr (InOrder) {
+                next = draw_ticket(*move.order);
+            }
+            bulk_arrival::wait_for_stores_to_read();
+        }
+        if constexpr (InOrder) {
+            next = pass_ticket(next, ticket);
         }
         row = next;
     }

@@ -26,20 +26,15 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(1024)
     wait_for_previous_kernel();
     let_next_kernel_start();
     __shared__ float row_sums[2][32];
-    __shared__ turn_notice notices[2];
+    __shared__ std::uint32_t ticket;
     const std::int32_t kept = kept_rows(move.kept_count, move.num_kept);
     std::uint32_t row = blockIdx.x;
-    device_reader reader(move.order); // thread 0
+    device_reader reader(move.order); // warp 0
     if constexpr (InOrder) {
-        row = first_ticket(*move.order, notices[0]);
+        row = first_ticket(*move.order, ticket);
     }
     for (std::uint32_t parity = 1; row < static_cast<std::uint32_t>(kept); parity ^= 1u) {
         std::uint32_t next = row + gridDim.x;
-        if constexpr (InOrder) {
-            if (threadIdx.x == 0) {
-                next = draw_ticket(*move.order);
-            }
-        }
         const std::int64_t old =
             move.kept_to_old != nullptr ? move.kept_to_old[row] : static_cast<std::int32_t>(row);
         const bool inside = old >= 0 && old < move.num_rows;
@@ -59,9 +54,7 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(1024)
         if constexpr (InOrder) {
             if (threadIdx.x < 32) {
                 needed = rows_before(move, row);
-                if (threadIdx.x == 0) {
-                    look_ahead(reader, needed, next, notices[parity]);
-                }
+                static_cast<void>(reader.look(needed)); // so that there is less to wait for afterwards
             }
         }
         float squares = 0;
@@ -94,8 +87,7 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(1024)
         const float total = sum_of_block(squares, row_sums[parity]);
         const float scale = rsqrtf(fmaf(total, move.share, move.epsilon));
         if constexpr (InOrder) {
-            take_turn(reader, row, needed, notices[parity]);
-            next = notices[parity].next_ticket;
+            next = take_turn(*move.order, reader, row, needed);
         }
         if (inside) {
 #pragma unroll
@@ -117,6 +109,9 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(1024)
                         pack<Element>(values);
                 }
             }
+        }
+        if constexpr (InOrder) {
+            next = pass_ticket(next, ticket);
         }
         row = next;
     }

@@ -22,41 +22,71 @@ struct move_orders {
 };
 static_assert(sizeof(move_orders) % 16 == 0);
 
-/// Atomic operations on words that thread blocks share. On the host they are never called.
+/// Operations on words that warps share. Called by all lanes of a warp, which get the same result. On the
+/// host they are never called.
 struct device_words {
+    static constexpr std::uint32_t at_once = 64; ///< groups
+
     static UNIPREFILL_API std::uint32_t load([[maybe_unused]] const std::uint32_t* word) noexcept {
         std::uint32_t value = 0;
 #if defined(__CUDA_ARCH__)
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+        value = __shfl_sync(~0u, value, 0); // lanes may have seen different ones
 #endif
         return value;
     }
-    static UNIPREFILL_API std::uint32_t flip([[maybe_unused]] std::uint32_t* word,
-                                             [[maybe_unused]] std::uint32_t bits) noexcept {
-        std::uint32_t before = 0;
+    static UNIPREFILL_API void flip([[maybe_unused]] std::uint32_t* word,
+                                    [[maybe_unused]] std::uint32_t bits) noexcept {
 #if defined(__CUDA_ARCH__)
-        asm volatile("atom.release.gpu.global.xor.b32 %0, [%1], %2;"
-                     : "=r"(before)
-                     : "l"(word), "r"(bits)
-                     : "memory");
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            asm volatile("red.release.gpu.global.xor.b32 [%0], %1;" ::"l"(word), "r"(bits) : "memory");
+        }
 #endif
-        return before;
     }
     static UNIPREFILL_API void raise([[maybe_unused]] std::uint32_t* word,
                                      [[maybe_unused]] std::uint32_t value) noexcept {
 #if defined(__CUDA_ARCH__)
-        asm volatile("red.release.gpu.global.max.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            asm volatile("red.release.gpu.global.max.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+        }
 #endif
     }
-    static UNIPREFILL_API void fence() noexcept {
+    /// Each lane looks at two of the groups.
+    static UNIPREFILL_API std::uint32_t count_whole([[maybe_unused]] const std::uint32_t* read,
+                                                    [[maybe_unused]] std::uint32_t group) noexcept {
+        std::uint32_t count = 0;
 #if defined(__CUDA_ARCH__)
-        asm volatile("fence.sc.gpu;" ::: "memory");
+        const std::uint32_t first = group + threadIdx.x % 32;
+        const std::uint32_t second = first + 32;
+        const std::uint32_t low = load_relaxed(&read[first % piece_order::ring]);
+        const std::uint32_t high = load_relaxed(&read[second % piece_order::ring]);
+        const std::uint32_t not_low = ~__ballot_sync(~0u, low == piece_order::whole(first));
+        const std::uint32_t not_high = ~__ballot_sync(~0u, high == piece_order::whole(second));
+        count = not_low != 0    ? static_cast<std::uint32_t>(__ffs(static_cast<int>(not_low)) - 1)
+                : not_high != 0 ? static_cast<std::uint32_t>(__ffs(static_cast<int>(not_high)) + 31)
+                                : at_once;
+        if (count != 0) {
+            asm volatile("fence.acq_rel.gpu;" ::: "memory");
+            __syncwarp(); // what one lane has seen, all pass on
+        }
 #endif
+        return count;
     }
     static UNIPREFILL_API void pause() noexcept {
 #if defined(__CUDA_ARCH__)
         asm volatile("nanosleep.u32 64;" ::: "memory");
 #endif
+    }
+
+  private:
+    static UNIPREFILL_API std::uint32_t load_relaxed([[maybe_unused]] const std::uint32_t* word) noexcept {
+        std::uint32_t value = 0;
+#if defined(__CUDA_ARCH__)
+        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+#endif
+        return value;
     }
 };
 using device_reader = piece_reader<device_words>;
@@ -91,41 +121,42 @@ __device__ UNIPREFILL_HIDDEN inline std::int32_t rows_read_below(const std::int3
     return rows_by_probes(found == 0 ? 32 : __ffs(static_cast<int>(found)) - 1, end);
 }
 
-/// What thread 0 lets its block know, in shared memory. Two of them in turn, so that one barrier a piece is
-/// enough: nobody writes one before everybody has met the barrier behind which the other was written.
-struct turn_notice {
-    std::uint32_t next_ticket;
-    std::uint32_t may_write; ///< nobody has to wait
-};
-
-/// The first ticket of a thread block. Called by all threads.
-__device__ UNIPREFILL_HIDDEN inline std::uint32_t first_ticket(piece_order& order, turn_notice& notice) {
+/// The first ticket of a thread block. Called by all threads. @param shared in shared memory
+__device__ UNIPREFILL_HIDDEN inline std::uint32_t first_ticket(piece_order& order, std::uint32_t& shared) {
     if (threadIdx.x == 0) {
-        notice.next_ticket = draw_ticket(order);
+        shared = draw_ticket(order);
     }
     __syncthreads();
-    return notice.next_ticket;
+    return shared;
 }
 
-/// Before the barrier behind which the piece is read: looks whether the block will have to wait, and lets it
-/// know. Called by thread 0.
-__device__ UNIPREFILL_HIDDEN inline void look_ahead(device_reader& reader, std::uint32_t needed,
-                                                    std::uint32_t next_ticket, turn_notice& notice) {
-    notice.next_ticket = next_ticket;
-    notice.may_write = reader.look(needed) ? 1u : 0u;
-}
-
-/// Behind that barrier: says that the piece is read, and returns when it may be written. Called by all
-/// threads.
-__device__ UNIPREFILL_HIDDEN inline void take_turn(device_reader& reader, std::uint32_t piece,
-                                                   std::uint32_t needed, const turn_notice& notice) {
-    if (threadIdx.x == 0) {
+/// Behind a barrier that follows the block's last read of the piece: says that it is read, and returns when
+/// it may be written. Called by all threads. @param needed only what warp 0 says counts
+/// @return thread 0: the next ticket. Drawn only now: who holds one without reading its piece makes all above
+///         wait.
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::uint32_t
+take_turn(piece_order& order, device_reader& reader, std::uint32_t piece, std::uint32_t needed) {
+    std::uint32_t next = 0;
+    if (threadIdx.x < 32) {
         reader.tell(piece);
         reader.wait(needed);
+        if (threadIdx.x == 0) {
+            next = draw_ticket(order);
+        }
     }
-    if (notice.may_write == 0) {
-        __syncthreads();
+    __syncthreads();
+    return next;
+}
+
+/// Once the piece is written: lets all threads know the ticket that thread 0 has. @p shared is written by the
+/// next call only behind the barriers of its piece.
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::uint32_t pass_ticket(std::uint32_t ticket,
+                                                                            std::uint32_t& shared) {
+    if (threadIdx.x == 0) {
+        shared = ticket;
     }
+    __syncthreads();
+    return shared;
 }
 
 } // namespace detail

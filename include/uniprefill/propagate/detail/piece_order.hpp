@@ -41,12 +41,15 @@ struct piece_order {
     }
 };
 
-/// What has been read, as one worker knows it.
-/// @tparam Memory atomic operations on 32-bit words: `load` (acquire), `flip` (exclusive or that gives the
-/// value
-///         before; release), `raise` (maximum; release), `fence` (sequentially consistent), `pause`
+/// What has been read, as one worker knows it. A worker finds out by itself from the words; the frontier only
+/// spares it those that others have looked at, and is raised by whoever knows more.
+/// @tparam Memory operations on words that workers share, each called by all that make up a worker: `load`
+///         (acquire), `flip` (exclusive or; release), `raise` (maximum; release), `pause`, and `count_whole`:
+///         how many groups from a given one on, `at_once` at most, are whole (acquire)
 template <class Memory>
 class piece_reader {
+    static_assert(Memory::at_once <= piece_order::ring);
+
   public:
     UNIPREFILL_API explicit piece_reader(piece_order* order) noexcept
         : order_(order) {}
@@ -55,12 +58,11 @@ class piece_reader {
     UNIPREFILL_API void tell(std::uint32_t piece) noexcept {
         const std::uint32_t group = piece / piece_order::group;
         if (group >= piece_order::ring) { // the word's group before must be through
-            wait_for_group(group - piece_order::ring);
+            wait((group - piece_order::ring + 1) * piece_order::group);
         }
-        const std::uint32_t bit = 1u << piece % piece_order::group;
-        const std::uint32_t word = Memory::flip(&order_->read[group % piece_order::ring], bit) ^ bit;
-        if (word == piece_order::whole(group)) {
-            pass_groups_from(group);
+        Memory::flip(&order_->read[group % piece_order::ring], 1u << piece % piece_order::group);
+        if (piece % piece_order::group == 0) { // somebody has to, before others wait
+            look_on();
         }
     }
 
@@ -73,12 +75,15 @@ class piece_reader {
         if (knows(needed)) {
             return true;
         }
-        const std::uint32_t passed = Memory::load(&order_->frontier);
-        groups_ = passed > groups_ ? passed : groups_;
+        take_frontier();
+        if (knows(needed)) {
+            return true;
+        }
+        look_at_groups();
         if (knows(needed) || needed / piece_order::group > groups_) {
             return knows(needed);
         }
-        // The needed pieces end in the first group that isn't through, so the word is this group's.
+        // The needed pieces end in the first group that isn't known to be whole.
         const std::uint32_t unread =
             Memory::load(&order_->read[groups_ % piece_order::ring]) ^ piece_order::whole(groups_);
         return (unread & ((1u << needed % piece_order::group) - 1)) == 0;
@@ -91,21 +96,28 @@ class piece_reader {
     }
 
   private:
-    UNIPREFILL_API void wait_for_group(std::uint32_t group) noexcept {
-        wait((group + 1) * piece_order::group);
+    UNIPREFILL_API void take_frontier() noexcept {
+        const std::uint32_t passed = Memory::load(&order_->frontier);
+        groups_ = passed > groups_ ? passed : groups_;
     }
-
-    /// Raises the frontier beyond group @p group, which is whole, and those behind it that are whole too.
-    UNIPREFILL_API void pass_groups_from(std::uint32_t group) noexcept {
-        // The fence lets this see what those saw who told of the group's other pieces. And either this sees
-        // the frontier at its group, or whoever raises it to there sees the group whole.
-        Memory::fence();
-        while (Memory::load(&order_->frontier) == group &&
-               Memory::load(&order_->read[group % piece_order::ring]) == piece_order::whole(group)) {
-            ++group;
-            Memory::raise(&order_->frontier, group);
-            Memory::fence();
+    /// Counts on from the groups that are known. A word that serves a later group by now doesn't look whole:
+    /// then the frontier has passed, and tells. A word that serves an earlier group still would look whole as
+    /// long as nothing of that one is read; but all groups before those looked at are whole, and these are
+    /// fewer than words.
+    UNIPREFILL_API void look_at_groups() noexcept {
+        const std::uint32_t before = groups_;
+        std::uint32_t more = 0;
+        do {
+            more = Memory::count_whole(order_->read, groups_);
+            groups_ += more;
+        } while (more == Memory::at_once);
+        if (groups_ != before) {
+            Memory::raise(&order_->frontier, groups_);
         }
+    }
+    UNIPREFILL_API void look_on() noexcept {
+        take_frontier();
+        look_at_groups();
     }
 
     piece_order* order_;

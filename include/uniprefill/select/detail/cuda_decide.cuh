@@ -6,7 +6,7 @@
 /// clusters.
 #pragma once
 
-#include <uniprefill/select/detail/cuda_teams.cuh>
+#include <uniprefill/select/detail/cuda_block_team.cuh>
 #include <uniprefill/select/detail/team_decision.hpp>
 
 #include <cstdint>

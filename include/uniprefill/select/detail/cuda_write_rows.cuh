@@ -5,7 +5,7 @@
 /// From verdicts to everything that a selection holds, each thread block for its own stretch of blocks.
 #pragma once
 
-#include <uniprefill/select/detail/cuda_teams.cuh>
+#include <uniprefill/select/detail/cuda_block_team.cuh>
 #include <uniprefill/select/detail/team_decision.hpp>
 
 #include <cstddef>
