@@ -30,20 +30,9 @@ __device__ UNIPREFILL_HIDDEN inline void barrier_arrive(std::uint64_t* barrier) 
         "{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(shared_address(barrier))
         : "memory");
 }
-/// The same by one lane of a warp, without a branch: branches that the compiler can't prove to be uniform
-/// would make it wait for matrix instructions that are under way.
-__device__ UNIPREFILL_HIDDEN inline void barrier_arrive_if(std::uint64_t* barrier, bool arrives) {
-    asm volatile("{\n.reg .b64 state;\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n"
-                 "@p mbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(shared_address(barrier)),
-                 "r"(arrives ? 1 : 0)
-                 : "memory");
-}
 /// A value that all lanes of a warp have in common, told so that the compiler knows it.
 __device__ UNIPREFILL_HIDDEN inline std::int32_t uniform(std::int32_t value) {
     return __shfl_sync(0xffffffffu, value, 0);
-}
-__device__ UNIPREFILL_HIDDEN inline bool uniform(bool value) {
-    return __any_sync(0xffffffffu, value);
 }
 /// Waits for the end of the phase of this parity.
 __device__ UNIPREFILL_HIDDEN inline void barrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
