@@ -4,74 +4,18 @@
 // The CUDA estimator by itself: 32 query heads, 8 KV heads, random normal inputs. Times are of the device
 // (events), with the L2 cache flushed before each run.
 
+#include "../support/device_timer.cuh"
+
 #include <uniprefill/importance/importance.cuh>
 
 #include <benchmark/benchmark.h>
-#include <cuda_fp8.h>
 
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <random>
 #include <vector>
 
 namespace up = uniprefill;
+using namespace device_bench;
 
 namespace {
-
-void check(cudaError_t code) {
-    if (code != cudaSuccess) {
-        std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(code));
-        std::exit(1);
-    }
-}
-void check(const up::status& what) {
-    if (!what.ok()) {
-        char text[256];
-        static_cast<void>(up::format(what, text, sizeof text));
-        std::fprintf(stderr, "%s\n", text);
-        std::exit(1);
-    }
-}
-
-template <class T>
-T* on_device(const std::vector<T>& values) {
-    T* data = nullptr;
-    check(cudaMalloc(&data, values.size() * sizeof(T) + 1));
-    check(cudaMemcpy(data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
-    return data;
-}
-template <class T>
-T* on_device(std::size_t count) {
-    T* data = nullptr;
-    check(cudaMalloc(&data, count * sizeof(T)));
-    return data;
-}
-
-template <class T>
-T rounded(float value) {
-    if constexpr (std::is_same_v<T, up::float8_e4m3>) {
-        return {__nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3)};
-    } else {
-        return up::from_float<T>(value);
-    }
-}
-
-/// Normal numbers, a table of 2^20 of them repeated with a shift.
-template <class T>
-T* normal_numbers(std::size_t count, unsigned seed) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    std::vector<T> table(1u << 20);
-    for (T& value : table) {
-        value = rounded<T>(normal(random));
-    }
-    std::vector<T> values(count);
-    for (std::size_t i = 0; i < count; ++i) {
-        values[i] = table[(i + (i >> 20) * 7919) & (table.size() - 1)];
-    }
-    return on_device(values);
-}
 
 /// @tparam Q element of queries, @tparam T element of keys
 template <class Q, class T, std::int32_t D>
@@ -95,8 +39,12 @@ void estimator(benchmark::State& state) {
     const up::importance_estimator<policy, up::backend::cuda> run(bounds, device);
     check(run.template prepare<Q, T>());
 
-    Q* const q = normal_numbers<Q>(std::size_t(rows) * heads * D, 1);
-    T* const k = normal_numbers<T>(std::size_t(rows) * kv_heads * D, 2);
+    const std::size_t query_count = std::size_t(rows) * heads * D;
+    const std::size_t key_count = std::size_t(rows) * kv_heads * D;
+    const device_bytes queries(query_count * sizeof(Q));
+    const device_bytes keys(key_count * sizeof(T));
+    fill_normal<Q>(queries, query_count, 1);
+    fill_normal<T>(keys, key_count, 2);
     std::vector<std::int32_t> offsets, positions;
     for (std::int32_t r = 0; r <= requests; ++r) {
         offsets.push_back(r * length);
@@ -104,51 +52,43 @@ void estimator(benchmark::State& state) {
     for (std::int32_t row = 0; row < rows; ++row) {
         positions.push_back(row % length);
     }
+    const std::vector<up::request_tag> tags(std::size_t(requests), up::request_tag::prefill);
+    const device_bytes tag_bytes(tags.size() * sizeof(tags[0]));
+    const device_bytes offset_bytes(offsets.size() * sizeof(offsets[0]));
+    const device_bytes position_bytes(positions.size() * sizeof(positions[0]));
+    upload(tag_bytes, tags);
+    upload(offset_bytes, offsets);
+    upload(position_bytes, positions);
     up::batch_view batch;
     batch.space = up::memory_space::device;
     batch.num_requests = batch.num_segments = requests;
     batch.num_rows = rows;
-    batch.tags = on_device(std::vector<up::request_tag>(std::size_t(requests), up::request_tag::prefill));
-    batch.cu_seqlens = on_device(offsets);
-    batch.positions = on_device(positions);
-    std::byte* const memory = on_device<std::byte>(run.workspace_bytes());
-    std::int64_t* const buffer =
-        on_device<std::int64_t>(std::size_t(up::mass_view::rank_buffer_size(bounds)));
-    constexpr std::size_t flush_bytes = std::size_t{256} << 20;
-    std::byte* const flush = on_device<std::byte>(flush_bytes);
-    cudaEvent_t start, stop;
-    check(cudaEventCreate(&start));
-    check(cudaEventCreate(&stop));
-    const auto once = [&] {
-        check(run.run(up::head_rows<const Q>{q, heads * D, D, rows, heads, D},
-                      up::key_source<T>{up::head_rows<const T>{k, kv_heads * D, D, rows, kv_heads, D}}, {},
-                      batch, up::mass_view::over(buffer, bounds, up::memory_space::device), {},
-                      up::workspace(memory, run.workspace_bytes()), nullptr));
+    batch.tags = tag_bytes.template data<up::request_tag>();
+    batch.cu_seqlens = offset_bytes.template data<std::int32_t>();
+    batch.positions = position_bytes.template data<std::int32_t>();
+    const device_bytes memory(run.workspace_bytes());
+    const device_bytes buffer(std::size_t(up::mass_view::rank_buffer_size(bounds)) * sizeof(std::int64_t));
+    const up::mass_view masses =
+        up::mass_view::over(buffer.template data<std::int64_t>(), bounds, up::memory_space::device);
+    const up::head_rows<const Q> query_rows{queries.template data<const Q>(), heads * D, D, rows, heads, D};
+    const up::head_rows<const T> key_rows{keys.template data<const T>(), kv_heads * D, D, rows, kv_heads, D};
+    const auto once = [&](cudaStream_t stream) {
+        check(run.run(query_rows, up::key_source<T>{key_rows}, {}, batch, masses, {},
+                      up::workspace(memory.data(), run.workspace_bytes()), stream));
     };
-    once();
-    check(cudaDeviceSynchronize());
-    std::vector<double> times;
+    device_timer timer;
+    once(nullptr);
+    check(cudaDeviceSynchronize(), "first run");
+    std::vector<float> times;
     for (auto _ : state) {
-        check(cudaMemsetAsync(flush, 0, flush_bytes));
-        check(cudaEventRecord(start));
-        once();
-        check(cudaEventRecord(stop));
-        check(cudaEventSynchronize(stop));
-        float milliseconds = 0;
-        check(cudaEventElapsedTime(&milliseconds, start, stop));
-        state.SetIterationTime(milliseconds / 1000);
-        times.push_back(milliseconds * 1000);
+        times.push_back(timer.time(once));
+        state.SetIterationTime(static_cast<double>(times.back()) / 1000);
     }
-    std::nth_element(times.begin(), times.begin() + std::ptrdiff_t(times.size() / 2), times.end());
-    state.counters["median_us"] = times[times.size() / 2];
+    state.counters["median_us"] = 1000 * median(times);
     const double operations = 2.0 * heads * 128 * double(rows) * D;
     state.counters["TFLOP/s"] =
         benchmark::Counter(operations / 1e12 * double(state.iterations()), benchmark::Counter::kIsRate);
     state.counters["workspace_MB"] = double(run.workspace_bytes()) / 1e6;
-    for (void* memory_of_case : {static_cast<void*>(q), static_cast<void*>(k), static_cast<void*>(memory),
-                                 static_cast<void*>(buffer), static_cast<void*>(flush)}) {
-        check(cudaFree(memory_of_case));
-    }
 }
 
 } // namespace

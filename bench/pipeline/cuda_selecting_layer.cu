@@ -10,7 +10,7 @@
 // stages' own times don't add up to the total, since the beginning of each overlaps the end of the one
 // before.
 
-#include "../propagate/device_timer.cuh"
+#include "../support/device_timer.cuh"
 
 #include <uniprefill/importance/importance.cuh>
 #include <uniprefill/propagate/add_norm.cuh>
@@ -31,41 +31,16 @@
 namespace {
 
 namespace up = uniprefill;
-using propagate_bench::device_bytes;
-using propagate_bench::device_timer;
-using propagate_bench::median;
+using device_bench::check;
+using device_bench::device_bytes;
+using device_bench::device_timer;
+using device_bench::fill_normal;
+using device_bench::median;
+using device_bench::upload;
 using work = std::function<void(cudaStream_t)>;
 
 constexpr std::int32_t heads = 32, kv_heads = 8, head_dim = 128, hidden_size = 4096, block_rows = 64;
 using policy = up::estimator_policy<block_rows, 128, up::head_sum, head_dim>;
-
-void check(const up::status& result) {
-    if (!result.ok()) {
-        std::fprintf(stderr, "%s: expected %s, came %g\n", result.argument, result.expected, result.came);
-        std::exit(1);
-    }
-}
-
-template <class T>
-void upload(const device_bytes& to, const std::vector<T>& values) {
-    propagate_bench::check(
-        cudaMemcpy(to.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
-}
-
-/// Normal numbers, a table of 2^20 of them repeated with a shift.
-void fill_normal(const device_bytes& to, std::size_t count, unsigned seed) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    std::vector<up::bfloat16> table(std::size_t{1} << 20);
-    for (up::bfloat16& value : table) {
-        value = up::from_float<up::bfloat16>(normal(random));
-    }
-    std::vector<up::bfloat16> values(count);
-    for (std::size_t i = 0; i < count; ++i) {
-        values[i] = table[(i + (i >> 20) * 7919) % table.size()];
-    }
-    upload(to, values);
-}
 
 up::limits bounds_of(std::int32_t rows) {
     up::limits bounds;
@@ -102,8 +77,8 @@ class selecting_layer {
         , selection_memory_(selection_bytes())
         , lineage_memory_(lineage_.state_bytes()) {
         check(estimator_.template prepare<up::bfloat16>());
-        fill_normal(queries_, std::size_t(rows) * heads * head_dim, 1);
-        fill_normal(keys_, std::size_t(rows) * kv_heads * head_dim, 2);
+        fill_normal<up::bfloat16>(queries_, std::size_t(rows) * heads * head_dim, 1);
+        fill_normal<up::bfloat16>(keys_, std::size_t(rows) * kv_heads * head_dim, 2);
         std::vector<std::int32_t> arrays(std::size_t(rows) + 2);
         std::iota(arrays.begin(), arrays.end() - 2, 0); // positions; then the offsets
         arrays[std::size_t(rows)] = 0;
@@ -117,7 +92,7 @@ class selecting_layer {
         batch_.cu_seqlens = ints + rows;
         batch_.tags = reinterpret_cast<up::request_tag*>(ints + rows + 2);
         const up::request_tag tag = up::request_tag::prefill;
-        propagate_bench::check(cudaMemcpy(ints + rows + 2, &tag, sizeof tag, cudaMemcpyHostToDevice), "tag");
+        check(cudaMemcpy(ints + rows + 2, &tag, sizeof tag, cudaMemcpyHostToDevice), "tag");
         upload(rule_, std::vector<up::selection_rule>{up::selection_rule::top_p(0.43)});
         up::workspace pieces(selection_memory_.data(), selection_bytes());
         decided_ = up::selection::carve(pieces, bounds_, up::memory_space::device);
@@ -171,8 +146,7 @@ class selecting_layer {
 
     [[nodiscard]] double kept_share() const {
         std::int32_t kept = 0;
-        propagate_bench::check(
-            cudaMemcpy(&kept, decided_.cu_seqlens + 1, sizeof kept, cudaMemcpyDeviceToHost), "kept rows");
+        check(cudaMemcpy(&kept, decided_.cu_seqlens + 1, sizeof kept, cudaMemcpyDeviceToHost), "kept rows");
         return static_cast<double>(kept) / rows_;
     }
     /// Bytes beyond the layer's own tensors.
@@ -217,20 +191,18 @@ class recorded {
     explicit recorded(const work& calls) {
         cudaStream_t stream = nullptr;
         cudaGraph_t graph = nullptr;
-        propagate_bench::check(cudaStreamCreate(&stream), "stream");
-        propagate_bench::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
+        check(cudaStreamCreate(&stream), "stream");
+        check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
         calls(stream);
-        propagate_bench::check(cudaStreamEndCapture(stream, &graph), "capture");
-        propagate_bench::check(cudaGraphInstantiate(&executable_, graph, 0), "graph");
+        check(cudaStreamEndCapture(stream, &graph), "capture");
+        check(cudaGraphInstantiate(&executable_, graph, 0), "graph");
         cudaGraphDestroy(graph);
         cudaStreamDestroy(stream);
     }
     recorded(const recorded&) = delete;
     recorded& operator=(const recorded&) = delete;
     ~recorded() { cudaGraphExecDestroy(executable_); }
-    void operator()(cudaStream_t stream) const {
-        propagate_bench::check(cudaGraphLaunch(executable_, stream), "graph");
-    }
+    void operator()(cudaStream_t stream) const { check(cudaGraphLaunch(executable_, stream), "graph"); }
 
   private:
     cudaGraphExec_t executable_ = nullptr;
@@ -244,7 +216,7 @@ void layer(benchmark::State& state) {
     const work replaced = [&](cudaStream_t stream) { one.add_and_norm(true, stream); };
     everything(nullptr); // loads the kernels
     replaced(nullptr);
-    propagate_bench::check(cudaDeviceSynchronize(), "first run");
+    check(cudaDeviceSynchronize(), "first run");
     const recorded everything_recorded(everything), replaced_recorded(replaced);
 
     struct timed {
@@ -284,7 +256,7 @@ void layer(benchmark::State& state) {
         }
         state.SetIterationTime(static_cast<double>(all[0].times.back()) * 1e-3);
     }
-    propagate_bench::check(cudaGetLastError(), "launch");
+    check(cudaGetLastError(), "launch");
     for (const timed& what : all) {
         state.counters[what.name] = 1e3 * median(what.times);
     }
@@ -311,9 +283,9 @@ int main(int argc, char** argv) {
         return 2;
     }
     cudaDeviceProp properties{};
-    propagate_bench::check(cudaGetDeviceProperties(&properties, 0), "device");
+    check(cudaGetDeviceProperties(&properties, 0), "device");
     int driver = 0;
-    propagate_bench::check(cudaDriverGetVersion(&driver), "driver");
+    check(cudaDriverGetVersion(&driver), "driver");
     benchmark::AddCustomContext("gpu", properties.name);
     benchmark::AddCustomContext("cuda_driver", std::to_string(driver));
     benchmark::RunSpecifiedBenchmarks();

@@ -5,7 +5,7 @@
 // clock. Times are medians; `copy_share` is the time of cudaMemcpyAsync over that of the operation,
 // `kernel_share` the same for a copy kernel. Rows are dropped in blocks of 64, as a selector does.
 
-#include "device_timer.cuh"
+#include "../support/device_timer.cuh"
 
 #include <uniprefill/propagate/add_norm.cuh>
 #include <uniprefill/propagate/compaction.cuh>
@@ -22,16 +22,33 @@
 namespace {
 
 namespace up = uniprefill;
-using namespace propagate_bench;
+using namespace device_bench;
 
 up::cuda_device device;   // as the library chooses
 up::cuda_device portable; // without bulk copies
 
-void check(const up::status& result) {
-    if (!result.ok()) {
-        std::fprintf(stderr, "%s: expected %s, came %g\n", result.argument, result.expected, result.came);
-        std::exit(1);
+/// A plain copy, as fast as one gets by loads and stores: 8 words of 16 bytes in flight for a thread.
+__global__ void __launch_bounds__(256) copy_kernel(const uint4* from, uint4* to, std::size_t words) {
+    constexpr std::size_t at_once = 8;
+    constexpr std::size_t tile = 256 * at_once;
+    for (std::size_t first = blockIdx.x * tile + threadIdx.x; first < words; first += gridDim.x * tile) {
+        uint4 held[at_once];
+#pragma unroll
+        for (std::size_t i = 0; i < at_once; ++i) {
+            held[i] = first + 256 * i < words ? __ldcs(from + first + 256 * i) : uint4{};
+        }
+#pragma unroll
+        for (std::size_t i = 0; i < at_once; ++i) {
+            if (first + 256 * i < words) {
+                __stcs(to + first + 256 * i, held[i]);
+            }
+        }
     }
+}
+
+inline void copy(const void* from, void* to, std::size_t bytes, int multiprocessors, cudaStream_t stream) {
+    copy_kernel<<<static_cast<unsigned>(multiprocessors * 4), 256, 0, stream>>>(
+        static_cast<const uint4*>(from), static_cast<uint4*>(to), bytes / 16);
 }
 
 /// Rows of bfloat16 with some of them kept, and room for results.
@@ -59,7 +76,7 @@ class kept_rows {
         kept_ = static_cast<std::int32_t>(map.size());
         map.resize(static_cast<std::size_t>(rows), -1);
         map.push_back(kept_);
-        propagate_bench::check(
+        device_bench::check(
             cudaMemcpy(map_.data(), map.data(), map.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice),
             "map");
     }
@@ -109,7 +126,7 @@ void measure(benchmark::State& state, const kept_rows& rows, std::size_t moved,
     const void* from = rows.tensor(0).data;
     void* to = rows.tensor(2).data;
     const auto copy_all = [&](cudaStream_t stream) {
-        propagate_bench::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "copy");
+        device_bench::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "copy");
     };
     const auto kernel = [&](cudaStream_t stream) {
         copy(from, to, bytes, device.num_multiprocessors, stream);
@@ -126,7 +143,7 @@ void measure(benchmark::State& state, const kept_rows& rows, std::size_t moved,
         times.push_back(timer.time(work));
         state.SetIterationTime(static_cast<double>(times.back()) * 1e-3);
     }
-    propagate_bench::check(cudaGetLastError(), "launch");
+    device_bench::check(cudaGetLastError(), "launch");
     const double time = median(times);
     state.counters["median_us"] = time * 1e3;
     state.counters["TB_s"] = 2e-9 * static_cast<double>(bytes) / time;
@@ -213,9 +230,9 @@ int main(int argc, char** argv) {
     portable = device;
     portable.body = up::cuda_body::portable;
     cudaDeviceProp properties{};
-    propagate_bench::check(cudaGetDeviceProperties(&properties, device.ordinal), "device");
+    device_bench::check(cudaGetDeviceProperties(&properties, device.ordinal), "device");
     int driver = 0;
-    propagate_bench::check(cudaDriverGetVersion(&driver), "driver");
+    device_bench::check(cudaDriverGetVersion(&driver), "driver");
     benchmark::AddCustomContext("gpu", properties.name);
     benchmark::AddCustomContext("cuda_driver", std::to_string(driver));
     constexpr std::int32_t k = 1024;

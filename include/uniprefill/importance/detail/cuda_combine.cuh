@@ -30,7 +30,6 @@ struct cuda_combine_task {
 
 inline constexpr std::int32_t denominator_strands = 32;
 inline constexpr std::int32_t denominator_batch = 16;
-inline constexpr float log2_of_euler = 1.44269504088896340736f;
 /// Where a running maximum starts: 2^(no_visible_keys - this) is 0.
 inline constexpr float below_all_scores = -1.0e37f;
 

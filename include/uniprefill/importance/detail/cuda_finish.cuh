@@ -6,7 +6,7 @@
 /// scale, soft-cap, what rows see, what forced boundaries cut.
 #pragma once
 
-#include <uniprefill/importance/detail/cuda_combine.cuh>
+#include <uniprefill/importance/detail/cuda_math.cuh>
 #include <uniprefill/importance/detail/cuda_score.cuh>
 
 #include <cstdint>
@@ -45,12 +45,11 @@ class UNIPREFILL_HIDDEN score_finisher {
     }
 
     /// @param row the first of the warp's query rows, counted from the chunk's first
-    /// @param factor turns scores into units of log2, or into x / cap
+    /// @param factors turn the scores of a lane's two rows into units of log2, or into x / cap
     /// @param cuts null where no forced boundary cuts a block of the tile
-    __device__ void finish(scores& values, const cuda_tile& tile, std::int32_t row, float factor,
+    __device__ void finish(scores& values, const cuda_tile& tile, std::int32_t row, float (&factors)[2],
                            bool suspicious, bool hides, const tile_notes* cuts) const {
         row += lane_ / 4;
-        float factors[2] = {factor, factor};
         if (suspicious) {
             judge(values, tile.num_keys);
         }
@@ -58,7 +57,7 @@ class UNIPREFILL_HIDDEN score_finisher {
             const float cap = multiply(task_.softcap, log2_of_euler);
 #pragma unroll
             for (std::int32_t i = 0; i < TileKeys / 2; ++i) {
-                values[i] = multiply(tanh_of(multiply(values[i], factor)), cap);
+                values[i] = multiply(tanh_of(multiply(values[i], factors[i / 2 % 2])), cap);
             }
             factors[0] = factors[1] = 1.0f;
         }

@@ -117,148 +117,77 @@ __device__ UNIPREFILL_HIDDEN inline std::uint64_t matrix_descriptor(std::uint32_
     return swizzle_128 | stride | leading | ((address & 0x3ffffu) >> 4);
 }
 
+// The instruction names its registers one by one: once for each number of keys.
+// clang-format off
+#    define UNIPREFILL_MATRIX_STEP_128(instruction, options)                                                \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                           \
+                     "wgmma.mma_async.sync.aligned." instruction " "                                        \
+                     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "              \
+                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "     \
+                     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "     \
+                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "    \
+                     "%64, %65, p, " options ";\n}"                                                         \
+                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),                          \
+                       "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),                          \
+                       "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),                        \
+                       "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),                      \
+                       "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),                      \
+                       "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),                      \
+                       "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),                      \
+                       "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),                      \
+                       "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),                      \
+                       "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),                      \
+                       "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),                      \
+                       "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),                      \
+                       "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),                      \
+                       "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),                      \
+                       "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),                      \
+                       "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])                       \
+                     : "l"(queries), "l"(keys), "r"(accumulate))
+#    define UNIPREFILL_MATRIX_STEP_64(instruction, options)                                                 \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                           \
+                     "wgmma.mma_async.sync.aligned." instruction " "                                        \
+                     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "              \
+                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "    \
+                     "%32, %33, p, " options ";\n}"                                                         \
+                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),                          \
+                       "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),                          \
+                       "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),                        \
+                       "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),                      \
+                       "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),                      \
+                       "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),                      \
+                       "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),                      \
+                       "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31])                       \
+                     : "l"(queries), "l"(keys), "r"(accumulate))
+// clang-format on
+
 /// sums += queries * keys^T for 64 query rows, @p Keys keys and 32 bytes of each row; sums = where @p
 /// accumulate is 0. Of thread t, sums[4 j + i] is row 16 (t / 32 mod 4) + t / 4 mod 8 + 8 (i / 2), key 8 j +
 /// 2 (t mod 4) + i mod 2.
 template <class T, int Keys>
 __device__ UNIPREFILL_HIDDEN inline void matrix_step(float (&sums)[Keys / 2], std::uint64_t queries,
                                                      std::uint64_t keys, std::int32_t accumulate) {
-    if constexpr (Keys == 128 && std::is_same_v<T, bfloat16>) {
-        // clang-format off
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-                     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                     "%64, %65, p, 1, 1, 0, 0;\n}"
-                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
-                       "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
-                       "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
-                       "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
-                       "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
-                       "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
-                       "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
-                       "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
-                       "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
-                       "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
-                       "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
-                       "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
-                       "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
-                       "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
-                       "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
-                       "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
-                     : "l"(queries), "l"(keys), "r"(accumulate));
-        // clang-format on
-    } else if constexpr (Keys == 128 && std::is_same_v<T, half>) {
-        // clang-format off
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-                     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                     "%64, %65, p, 1, 1, 0, 0;\n}"
-                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
-                       "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
-                       "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
-                       "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
-                       "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
-                       "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
-                       "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
-                       "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
-                       "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
-                       "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
-                       "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
-                       "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
-                       "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
-                       "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
-                       "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
-                       "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
-                     : "l"(queries), "l"(keys), "r"(accumulate));
-        // clang-format on
-    } else if constexpr (Keys == 128 && std::is_same_v<T, float8_e4m3>) {
-        // clang-format off
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
-                     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                     "%64, %65, p, 1, 1;\n}"
-                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
-                       "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
-                       "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
-                       "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
-                       "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
-                       "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
-                       "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
-                       "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
-                       "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
-                       "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
-                       "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
-                       "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
-                       "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
-                       "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
-                       "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
-                       "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
-                     : "l"(queries), "l"(keys), "r"(accumulate));
-        // clang-format on
-    } else if constexpr (Keys == 64 && std::is_same_v<T, bfloat16>) {
-        // clang-format off
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-                     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                     "%32, %33, p, 1, 1, 0, 0;\n}"
-                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
-                       "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
-                       "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
-                       "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
-                       "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
-                       "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
-                       "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
-                       "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31])
-                     : "l"(queries), "l"(keys), "r"(accumulate));
-        // clang-format on
-    } else if constexpr (Keys == 64 && std::is_same_v<T, half>) {
-        // clang-format off
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-                     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                     "%32, %33, p, 1, 1, 0, 0;\n}"
-                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
-                       "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
-                       "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
-                       "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
-                       "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
-                       "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
-                       "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
-                       "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31])
-                     : "l"(queries), "l"(keys), "r"(accumulate));
-        // clang-format on
-    } else if constexpr (Keys == 64 && std::is_same_v<T, float8_e4m3>) {
-        // clang-format off
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
-                     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                     "%32, %33, p, 1, 1;\n}"
-                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
-                       "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
-                       "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
-                       "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
-                       "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
-                       "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
-                       "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
-                       "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31])
-                     : "l"(queries), "l"(keys), "r"(accumulate));
-        // clang-format on
+    constexpr bool is_bfloat16 = std::is_same_v<T, bfloat16>;
+    constexpr bool is_half = std::is_same_v<T, half>;
+    static_assert(is_bfloat16 || is_half || std::is_same_v<T, float8_e4m3>,
+                  "matrix_step: no such instruction");
+    static_assert(Keys == 128 || Keys == 64, "matrix_step: no such instruction");
+    if constexpr (Keys == 128 && is_bfloat16) {
+        UNIPREFILL_MATRIX_STEP_128("m64n128k16.f32.bf16.bf16", "1, 1, 0, 0");
+    } else if constexpr (Keys == 128 && is_half) {
+        UNIPREFILL_MATRIX_STEP_128("m64n128k16.f32.f16.f16", "1, 1, 0, 0");
+    } else if constexpr (Keys == 128) {
+        UNIPREFILL_MATRIX_STEP_128("m64n128k32.f32.e4m3.e4m3", "1, 1");
+    } else if constexpr (is_bfloat16) {
+        UNIPREFILL_MATRIX_STEP_64("m64n64k16.f32.bf16.bf16", "1, 1, 0, 0");
+    } else if constexpr (is_half) {
+        UNIPREFILL_MATRIX_STEP_64("m64n64k16.f32.f16.f16", "1, 1, 0, 0");
     } else {
-        static_assert(Keys == 0, "matrix_step: no such instruction");
+        UNIPREFILL_MATRIX_STEP_64("m64n64k32.f32.e4m3.e4m3", "1, 1");
     }
 }
+#    undef UNIPREFILL_MATRIX_STEP_128
+#    undef UNIPREFILL_MATRIX_STEP_64
 
 #endif // __CUDA_ARCH_FEAT_SM90_ALL
 

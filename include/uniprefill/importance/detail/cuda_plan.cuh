@@ -8,6 +8,7 @@
 
 #include <uniprefill/core/batch.hpp>
 #include <uniprefill/core/cuda.cuh>
+#include <uniprefill/core/detail/row_search.hpp>
 #include <uniprefill/core/limits.hpp>
 #include <uniprefill/core/mass.hpp>
 #include <uniprefill/core/workspace.hpp>
@@ -153,34 +154,6 @@ struct cuda_plan_task {
     cuda_buffers buffers;
 };
 
-/// The first index of [begin, end) whose position isn't below @p position. Positions ascend strictly, so
-/// differences of positions bound differences of rows: where none are missing the search is over before it
-/// begins.
-[[nodiscard]] UNIPREFILL_API inline std::int32_t first_row_from(const std::int32_t* positions,
-                                                                std::int32_t begin, std::int32_t end,
-                                                                std::int32_t position) noexcept {
-    if (begin >= end || position <= positions[begin]) {
-        return begin;
-    }
-    const std::int32_t last = positions[end - 1];
-    if (position > last) {
-        return end;
-    }
-    const std::int64_t from_front = std::int64_t{begin} + position - positions[begin];
-    const std::int64_t from_back = std::int64_t{end} - 1 - (std::int64_t{last} - position);
-    end = from_front < end ? static_cast<std::int32_t>(from_front) : end;
-    begin = from_back > begin ? static_cast<std::int32_t>(from_back) : begin;
-    while (begin < end) {
-        const std::int32_t middle = begin + (end - begin) / 2;
-        if (positions[middle] < position) {
-            begin = middle + 1;
-        } else {
-            end = middle;
-        }
-    }
-    return begin;
-}
-
 /// Makes the plan of one segment; the running sums are filled in by the caller.
 class UNIPREFILL_HIDDEN segment_planner {
   public:
@@ -227,7 +200,7 @@ class UNIPREFILL_HIDDEN segment_planner {
         made_.sink_rows = options.sink <= first_position_ ? 0
                           : options.sink > last_position_
                               ? made_.rows
-                              : first_row_from(batch_.positions, begin, end, options.sink) - begin;
+                              : bracketed_row_at(batch_.positions, begin, end, options.sink) - begin;
         made_.tail_rows = clamp(options.tail, 0, made_.rows);
         if (!has_free_row()) {
             return made_;
@@ -276,8 +249,8 @@ class UNIPREFILL_HIDDEN segment_planner {
         bool tail_is_due = true;
         for (std::int32_t i = made_.first_span; i < made_.end_span; ++i) {
             const position_span span = batch_.forced.spans[i];
-            const std::int32_t from = first_row_from(batch_.positions, begin, end, span.begin);
-            const std::int32_t to = first_row_from(batch_.positions, from, end, span.end);
+            const std::int32_t from = bracketed_row_at(batch_.positions, begin, end, span.begin);
+            const std::int32_t to = bracketed_row_at(batch_.positions, from, end, span.end);
             if (tail_is_due && tail_begin <= from) {
                 boundary(tail_begin);
                 tail_is_due = false;
@@ -328,10 +301,10 @@ class UNIPREFILL_HIDDEN segment_planner {
         std::int32_t covered = begin + made_.sink_rows;
         for (std::int32_t i = made_.first_span; i < made_.end_span && covered < end; ++i) {
             const position_span span = batch_.forced.spans[i];
-            if (first_row_from(batch_.positions, begin, end, span.begin) > covered) {
+            if (bracketed_row_at(batch_.positions, begin, end, span.begin) > covered) {
                 return true;
             }
-            const std::int32_t to = first_row_from(batch_.positions, begin, end, span.end);
+            const std::int32_t to = bracketed_row_at(batch_.positions, begin, end, span.end);
             covered = to > covered ? to : covered;
         }
         return covered < end;
@@ -355,8 +328,9 @@ class UNIPREFILL_HIDDEN segment_planner {
         const std::int32_t end = begin + made_.rows;
         std::int32_t count = 0;
         for (std::int32_t i = last; i > first && count < n; --i) {
-            const std::int32_t from = first_row_from(batch_.positions, begin, end, named.spans[i - 1].begin);
-            const std::int32_t to = first_row_from(batch_.positions, from, end, named.spans[i - 1].end);
+            const std::int32_t from =
+                bracketed_row_at(batch_.positions, begin, end, named.spans[i - 1].begin);
+            const std::int32_t to = bracketed_row_at(batch_.positions, from, end, named.spans[i - 1].end);
             for (std::int32_t row = to; row > from && count < n; --row) {
                 listed[count++] = row - 1 - begin;
             }

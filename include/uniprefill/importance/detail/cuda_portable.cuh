@@ -200,10 +200,7 @@ class UNIPREFILL_HIDDEN portable_scorer {
         cuda_run now;
         while (share.next(now)) {
             __syncthreads(); // everyone is done with the run before
-            if (thread_ < static_cast<std::int32_t>(sizeof(cuda_segment) / 8)) {
-                reinterpret_cast<std::uint64_t*>(&shared_.segment)[thread_] =
-                    reinterpret_cast<const std::uint64_t*>(&task_.buffers.segments[now.segment])[thread_];
-            }
+            copy_segment(shared_.segment, task_.buffers.segments[now.segment], thread_);
             __syncthreads();
             score(now);
         }
@@ -237,7 +234,7 @@ class UNIPREFILL_HIDDEN portable_scorer {
                     shared_.suspicious[stage][warp_] = any ? 1 : 0;
                 }
                 if (slice == 0) {
-                    note_cuts(what, at, notes);
+                    note(what, at, notes);
                 }
                 __syncthreads();
                 // Into the stage that everyone has just left.
@@ -258,7 +255,8 @@ class UNIPREFILL_HIDDEN portable_scorer {
                 const tile_notes* cuts = notes.has_cuts != 0 ? &notes : nullptr;
 #pragma unroll
                 for (std::int32_t i = 0; i < shape::row_tiles; ++i) {
-                    finish.finish(scores[i], at, first_row + 16 * i, factor, suspicious, hides, cuts);
+                    float factors[2] = {factor, factor};
+                    finish.finish(scores[i], at, first_row + 16 * i, factors, suspicious, hides, cuts);
                 }
             }
         }
@@ -409,33 +407,11 @@ class UNIPREFILL_HIDDEN portable_scorer {
         }
     }
 
-    __device__ void note_cuts(const cuda_segment& what, const cuda_tile& at, tile_notes& notes) const {
-        if (what.num_cuts == 0 || !at.own) {
-            if (thread_ == 0) {
-                notes.has_cuts = 0;
-            }
-            return;
-        }
-        if (thread_ < tile_keys) {
-            const bool forced = thread_ < at.num_keys && is_forced(task_.batch, what, at.first_row + thread_);
-            const std::uint32_t word = __ballot_sync(0xffffffffu, forced);
-            if (lane_ == 0) {
-                notes.forced[warp_] = word;
-            }
-        }
-        if (thread_ < 32) {
-            std::int32_t cut = -1;
-            if (thread_ < tile_keys / slot_keys) {
-                const std::int32_t block = (at.first_row + thread_ * slot_keys) / G;
-                for (std::int32_t i = 0; i < what.num_cuts; ++i) {
-                    cut = task_.buffers.cut_blocks[what.first_cut + i] == block ? i : cut;
-                }
-                notes.cuts[thread_] = static_cast<std::int16_t>(cut);
-            }
-            const bool has_cuts = __any_sync(0xffffffffu, cut >= 0);
-            if (thread_ == 0) {
-                notes.has_cuts = has_cuts ? 1u : 0u;
-            }
+    __device__ void note(const cuda_segment& what, const cuda_tile& at, tile_notes& notes) const {
+        if (what.num_cuts > 0 && at.own) {
+            note_cuts<tile_keys, G, tile_keys>(task_.batch, task_.buffers, what, at, thread_, notes);
+        } else if (thread_ == 0) {
+            notes.has_cuts = 0;
         }
     }
 

@@ -158,6 +158,48 @@ struct tile_notes {
     std::int16_t cuts[8];       ///< of each slot: its block's place among the segment's cut blocks, or -1
 };
 
+/// Copies a segment to shared memory; every one of at least 32 threads helps.
+__device__ UNIPREFILL_HIDDEN inline void copy_segment(cuda_segment& to, const cuda_segment& from,
+                                                      std::int32_t thread) {
+    static_assert(sizeof(cuda_segment) % 8 == 0 && sizeof(cuda_segment) / 8 <= 32);
+    if (thread < static_cast<std::int32_t>(sizeof(cuda_segment) / 8)) {
+        reinterpret_cast<std::uint64_t*>(&to)[thread] = reinterpret_cast<const std::uint64_t*>(&from)[thread];
+    }
+}
+/// Notes which keys of an own tile are forced, and which of its slots belong to cut blocks. Called by whole
+/// warps, of which those with a thread below @p Threads take part.
+template <std::int32_t TileKeys, std::int32_t G, std::int32_t Threads>
+__device__ UNIPREFILL_HIDDEN inline void note_cuts(const batch_view& batch, const cuda_buffers& buffers,
+                                                   const cuda_segment& what, const cuda_tile& at,
+                                                   std::int32_t thread, tile_notes& notes) {
+    static_assert(Threads % 32 == 0 && TileKeys % Threads == 0);
+    constexpr std::int32_t slot_keys = G < TileKeys ? G : TileKeys;
+    if (thread < Threads) {
+#pragma unroll
+        for (std::int32_t key = thread; key < TileKeys; key += Threads) {
+            const bool forced = key < at.num_keys && is_forced(batch, what, at.first_row + key);
+            const std::uint32_t word = __ballot_sync(0xffffffffu, forced);
+            if (thread % 32 == 0) {
+                notes.forced[key / 32] = word;
+            }
+        }
+    }
+    if (thread < 32) {
+        std::int32_t cut = -1;
+        if (thread < TileKeys / slot_keys) {
+            const std::int32_t block = (at.first_row + thread * slot_keys) / G;
+            for (std::int32_t i = 0; i < what.num_cuts; ++i) {
+                cut = buffers.cut_blocks[what.first_cut + i] == block ? i : cut;
+            }
+            notes.cuts[thread] = static_cast<std::int16_t>(cut);
+        }
+        const bool has_cuts = __any_sync(0xffffffffu, cut >= 0);
+        if (thread == 0) {
+            notes.has_cuts = has_cuts ? 1u : 0u;
+        }
+    }
+}
+
 /// Sums over the four lanes that share query rows. Afterwards lane q has the values of index
 /// (q / 2) * Values / 2 + (q mod 2) * Values / 4 + k in values[k]; with two values lanes 2 i and 2 i + 1 both
 /// have number i.

@@ -7,6 +7,7 @@
 /// multiply and take exponentials.
 #pragma once
 
+#include <uniprefill/importance/detail/cuda_finish.cuh>
 #include <uniprefill/importance/detail/cuda_hopper.cuh>
 #include <uniprefill/importance/detail/cuda_score.cuh>
 
@@ -59,14 +60,6 @@ struct sm90_shared {
     std::uint32_t suspicious_queries;
 };
 
-/// Copies a segment to shared memory; every one of at least 32 threads helps.
-__device__ UNIPREFILL_HIDDEN inline void copy_segment(cuda_segment& to, const cuda_segment& from,
-                                                      std::int32_t thread) {
-    static_assert(sizeof(cuda_segment) % 8 == 0 && sizeof(cuda_segment) / 8 <= 32);
-    if (thread < static_cast<std::int32_t>(sizeof(cuda_segment) / 8)) {
-        reinterpret_cast<std::uint64_t*>(&to)[thread] = reinterpret_cast<const std::uint64_t*>(&from)[thread];
-    }
-}
 /// Waits for @p Threads threads that name the same barrier, 1 to 15.
 template <std::int32_t Threads>
 __device__ UNIPREFILL_HIDDEN inline void join_threads(std::int32_t barrier) {
@@ -181,38 +174,14 @@ class UNIPREFILL_HIDDEN sm90_loader {
             notes.suspicious[thread_ / 32] = any ? 1 : 0;
         }
         if (what.num_cuts > 0 && tile >= what.context_tiles) {
-            note_cuts(what, cuda_tile::at(what, tile, shape::tile_keys, slot_keys), notes);
+            note_cuts<shape::tile_keys, G, sm90_pair>(task_.batch, task_.buffers, what,
+                                                      cuda_tile::at(what, tile, shape::tile_keys, slot_keys),
+                                                      thread_, notes);
         } else if (thread_ == 0) {
             notes.has_cuts = 0;
         }
         fence_for_matrix_reads();
         barrier_arrive(&shared_.full[stage]);
-    }
-
-    __device__ void note_cuts(const cuda_segment& what, const cuda_tile& at, tile_notes& notes) {
-#    pragma unroll
-        for (std::int32_t key = thread_; key < shape::tile_keys; key += sm90_pair) {
-            const bool forced = key < at.num_keys && is_forced(task_.batch, what, at.first_row + key);
-            const std::uint32_t word = __ballot_sync(0xffffffffu, forced);
-            if (thread_ % 32 == 0) {
-                notes.forced[key / 32] = word;
-            }
-        }
-        if (thread_ < 32) {
-            const std::int32_t slot = thread_ % 32;
-            std::int32_t cut = -1;
-            if (slot < shape::tile_keys / slot_keys) {
-                const std::int32_t block = (at.first_row + slot * slot_keys) / G;
-                for (std::int32_t i = 0; i < what.num_cuts; ++i) {
-                    cut = task_.buffers.cut_blocks[what.first_cut + i] == block ? i : cut;
-                }
-                notes.cuts[slot] = static_cast<std::int16_t>(cut);
-            }
-            const bool has_cuts = __any_sync(0xffffffffu, cut >= 0);
-            if (slot == 0) {
-                notes.has_cuts = has_cuts ? 1u : 0u;
-            }
-        }
     }
 
     const cuda_score_task<Q, T, Cache>& task_;
@@ -230,8 +199,8 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
     using shape = sm90_shape<T, D>;
     static constexpr std::int32_t tile_keys = shape::tile_keys;
     static constexpr std::int32_t slot_keys = G < tile_keys ? G : tile_keys;
-    using sums = slot_sums<tile_keys, slot_keys>;
-    using accumulators = float[tile_keys / 2];
+    using finisher = score_finisher<cuda_score_task<Q, T, Cache>, tile_keys, G, Softcap, shape::polynomial>;
+    using accumulators = typename finisher::scores;
 
   public:
     __device__ sm90_multiplier(const cuda_score_task<Q, T, Cache>& task, sm90_shared& shared,
@@ -259,18 +228,15 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
             const std::int32_t left = what.lanes - now_.first_row;
             const std::int32_t rows = left < shape::chunk_rows ? left : shape::chunk_rows;
             row_tiles_ = rows / row_tile;
-            stride_ = std::int64_t{task_.bounds.num_kv_heads} * what.lanes;
-            partials_ = task_.buffers.partials + what.first_partial +
-                        std::int64_t{now_.kv_head} * what.lanes + now_.first_row;
-            first_observation_ = observation(0);
             fetch_queries(rows);
             fence_for_matrix_reads();
             join_threads<sm90_multipliers>(3);
             suspicious_queries_ = shared_.suspicious_queries != 0;
+            const finisher finish(task_, what, now_);
             std::int32_t next =
                 group_; // 64 query rows that are this group's next, counted from the tile's first
             for (std::int32_t tile = now_.tile_begin; tile < now_.tile_end; ++tile) {
-                next = multiply_tile(tile, next);
+                next = multiply_tile(finish, tile, next);
             }
         }
     }
@@ -390,7 +356,7 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
     }
 
     /// This group's pairs of one tile. @return the first one of the next tile
-    __device__ std::int32_t multiply_tile(std::int32_t index, std::int32_t rows) {
+    __device__ std::int32_t multiply_tile(const finisher& finish, std::int32_t index, std::int32_t rows) {
         const std::uint32_t stage = tiles_ % shape::stages;
         barrier_wait(&shared_.full[stage], (tiles_ / shape::stages) & 1u);
         ++tiles_;
@@ -403,8 +369,7 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
             suspicious_queries_ || *reinterpret_cast<const std::uint32_t*>(notes.suspicious) != 0;
         const bool has_cuts = notes.has_cuts != 0;
         const cuda_tile tile = cuda_tile::at(shared_.of_multipliers, index, tile_keys, slot_keys);
-        const bool hides = tile.num_keys < tile_keys ||
-                           (tile.own && first_observation_ + 1 < tile.first_row + tile.num_keys);
+        const bool hides = finish.hides(tile);
         for (; rows < row_tiles_; rows += sm90_groups) {
             accumulators scores;
             multiply(scores, stage, rows);
@@ -412,8 +377,13 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
             if (last && !has_cuts) {
                 release(stage);
             }
-            finish(scores, tile, rows * row_tile + warp_ * 16 + lane_ / 4, suspicious, hides,
-                   has_cuts ? &notes : nullptr);
+            const std::int32_t row = rows * row_tile + warp_ * 16;
+            float factors[2] = {task_.query_factor, task_.query_factor};
+            if constexpr (std::is_same_v<T, float8_e4m3>) {
+                factors[0] = scales_[row + lane_ / 4];
+                factors[1] = scales_[row + lane_ / 4 + 8];
+            }
+            finish.finish(scores, tile, row, factors, suspicious, hides, has_cuts ? &notes : nullptr);
             if (last && has_cuts) {
                 release(stage);
             }
@@ -454,140 +424,15 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
         }
     }
 
-    /// @param row the first of the thread's two query rows, counted from the chunk's first
-    /// @param cuts the notes of a tile that has cut blocks, else null
-    __device__ void finish(accumulators& scores, const cuda_tile& tile, std::int32_t row, bool suspicious,
-                           bool hides, const tile_notes* cuts) {
-        float factors[2] = {task_.query_factor, task_.query_factor};
-        if constexpr (std::is_same_v<T, float8_e4m3>) {
-            factors[0] = scales_[row];
-            factors[1] = scales_[row + 8];
-        }
-        if (suspicious) {
-            judge(scores, tile.num_keys);
-        }
-        if constexpr (Softcap) {
-            const float cap = detail::multiply(task_.softcap, log2_of_euler);
-#    pragma unroll
-            for (std::int32_t i = 0; i < tile_keys / 2; ++i) {
-                scores[i] = detail::multiply(tanh_of(detail::multiply(scores[i], factors[i / 2 % 2])), cap);
-            }
-            factors[0] = factors[1] = 1.0f;
-        }
-        const std::int32_t quad_lane = lane_ % 4;
-        float numbers[sums::per_lane];
-        if (!hides && cuts == nullptr) {
-            if (!sums::template run_all<shape::polynomial>(scores, factors, quad_lane, numbers)) {
-                constexpr typename sums::visibility everything = {0xffffffffu, 0xffffffffu};
-                sums::run_relative(scores, factors, everything, quad_lane, numbers);
-            }
-            store(numbers, tile, row, nullptr);
-            return;
-        }
-        std::uint32_t seen[2];
-#    pragma unroll
-        for (std::int32_t i = 0; i < 2; ++i) {
-            seen[i] =
-                sums::first_keys(hides ? seen_by(now_.first_row + row + 8 * i, tile) : tile_keys, quad_lane);
-        }
-        // First the free keys of cut blocks with everything else, then their forced ones.
-#    pragma unroll 1
-        for (std::int32_t pass = 0; pass < (cuts != nullptr ? 2 : 1); ++pass) {
-            typename sums::visibility visible = {seen[0], seen[1]};
-            if (cuts != nullptr) {
-                std::uint32_t words[(tile_keys + 31) / 32];
-#    pragma unroll
-                for (std::int32_t w = 0; w < (tile_keys + 31) / 32; ++w) {
-                    words[w] = pass_word(*cuts, w, pass);
-                }
-                const std::uint32_t marked = sums::marked_keys(words, quad_lane);
-                visible[0] &= marked;
-                visible[1] &= marked;
-            }
-            sums::run_visible(scores, factors, visible, quad_lane, numbers);
-            store(numbers, tile, row, pass == 1 ? cuts : nullptr);
-        }
-    }
-
-    /// @param cuts for the forced parts of cut blocks, which have slots of their own; else null
-    __device__ void store(const float (&numbers)[sums::per_lane], const cuda_tile& tile, std::int32_t row,
-                          const tile_notes* cuts) {
-        const std::int32_t quad_lane = lane_ % 4;
-#    pragma unroll
-        for (std::int32_t k = 0; k < sums::per_lane; ++k) {
-            const std::int32_t index = sums::values == 2 ? quad_lane / 2
-                                                         : quad_lane / 2 * (sums::values / 2) +
-                                                               quad_lane % 2 * (sums::values / 4) + k;
-            const std::int32_t slot = index / 2;
-            bool stored = slot * slot_keys < tile.num_keys && (sums::values > 2 || quad_lane % 2 == 0);
-            std::int64_t at = tile.first_slot + slot;
-            if (cuts != nullptr) {
-                const std::int32_t cut = cuts->cuts[slot];
-                constexpr std::int32_t parts = G / slot_keys;
-                stored = stored && cut >= 0;
-                at = std::int64_t{shared_.of_multipliers.context_slots} + shared_.of_multipliers.own_slots +
-                     std::int64_t{cut} * parts + (tile.first_row / slot_keys + slot) % parts;
-            }
-            if (stored) {
-                partials_[at * stride_ + row + 8 * (index % 2)] = numbers[k];
-            }
-        }
-    }
-
-    [[nodiscard]] static __device__ std::uint32_t pass_word(const tile_notes& notes, std::int32_t word,
-                                                            std::int32_t pass) {
-        std::uint32_t of_cut_blocks = 0;
-#    pragma unroll
-        for (std::int32_t slot = 0; slot < tile_keys / slot_keys; ++slot) {
-            if (notes.cuts[slot] >= 0) {
-                const std::int32_t begin = slot * slot_keys - word * 32;
-                const std::int32_t end = begin + slot_keys;
-                if (begin < 32 && end > 0) {
-                    const std::uint32_t low = begin > 0 ? 0xffffffffu << begin : 0xffffffffu;
-                    const std::uint32_t high = end < 32 ? ~(0xffffffffu << end) : 0xffffffffu;
-                    of_cut_blocks |= low & high;
-                }
-            }
-        }
-        const std::uint32_t forced = notes.forced[word] & of_cut_blocks;
-        return pass == 0 ? ~forced : forced;
-    }
-
-    /// How many keys of a tile a query row sees: those up to its own row.
-    [[nodiscard]] __device__ std::int32_t seen_by(std::int32_t row, const cuda_tile& tile) const {
-        if (!tile.own) {
-            return tile.num_keys;
-        }
-        const std::int32_t observed = observation(row % shared_.of_multipliers.num_observations);
-        const std::int32_t seen = observed + 1 - tile.first_row;
-        return seen < 0 ? 0 : seen < tile.num_keys ? seen : tile.num_keys;
-    }
-
-    /// Raises the segment's flag where a score, visible or not, is NaN or infinite.
-    __device__ void judge(const accumulators& scores, std::int32_t num_keys) {
-        bool bad = false;
-#    pragma unroll
-        for (std::int32_t i = 0; i < tile_keys / 2; ++i) {
-            const std::int32_t key = 8 * (i / 4) + 2 * (lane_ % 4) + (i & 1);
-            bad = bad || (key < num_keys && is_non_finite(scores[i]));
-        }
-        if (bad) {
-            task_.buffers.faulty[now_.segment] = 1;
-        }
-    }
-
     const cuda_score_task<Q, T, Cache>& task_;
     sm90_shared& shared_;
     std::uint8_t* queries_;
-    float* scales_;             ///< of query rows, where they were converted
-    float* partials_ = nullptr; ///< of slot 0 and the chunk's first row
-    std::int64_t stride_ = 0;   ///< from slot to slot
+    float* scales_; ///< of query rows, where they were converted
     std::uint64_t query_descriptor_;
     std::uint64_t key_descriptor_;
     cuda_run now_{};
     std::uint32_t tiles_ = 0; ///< so far
     std::int32_t row_tiles_ = 0;
-    std::int32_t first_observation_ = 0;
     std::int32_t group_;
     std::int32_t lane_;
     std::int32_t warp_;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <uniprefill/core/batch.hpp>
+#include <uniprefill/core/detail/row_search.hpp>
 #include <uniprefill/core/limits.hpp>
 #include <uniprefill/core/workspace.hpp>
 
@@ -142,20 +143,6 @@ class UNIPREFILL_HIDDEN forced_row_scan {
     std::int32_t tail_begin_ = 0;
 };
 
-/// The first row of [begin, end) at or beyond a position.
-[[nodiscard]] inline UNIPREFILL_HOST_API std::int32_t
-first_row_at(const batch_view& batch, std::int32_t begin, std::int32_t end, std::int32_t position) noexcept {
-    while (begin < end) {
-        const std::int32_t middle = begin + (end - begin) / 2;
-        if (batch.positions[middle] < position) {
-            begin = middle + 1;
-        } else {
-            end = middle;
-        }
-    }
-    return begin;
-}
-
 /// Writes the observation rows of a segment, ascending and counted from its first row.
 /// @return how many there are, at most n.
 [[nodiscard]] inline UNIPREFILL_HOST_API std::int32_t list_observations(const batch_view& batch,
@@ -175,8 +162,10 @@ first_row_at(const batch_view& batch, std::int32_t begin, std::int32_t end, std:
     } else {
         for (std::int32_t i = named.offsets[what.request + 1]; i > named.offsets[what.request] && count < n;
              --i) {
-            const std::int32_t span_begin = first_row_at(batch, begin, end, named.spans[i - 1].begin);
-            const std::int32_t span_end = first_row_at(batch, span_begin, end, named.spans[i - 1].end);
+            const std::int32_t span_begin =
+                first_row_at(batch.positions, begin, end, named.spans[i - 1].begin);
+            const std::int32_t span_end =
+                first_row_at(batch.positions, span_begin, end, named.spans[i - 1].end);
             for (std::int32_t row = span_end; row > span_begin && count < n; --row) {
                 rows[count++] = row - 1 - begin;
             }

@@ -7,7 +7,7 @@
 #pragma once
 
 #include <uniprefill/core/batch.hpp>
-#include <uniprefill/select/detail/row_search.hpp>
+#include <uniprefill/core/detail/row_search.hpp>
 
 #include <cstdint>
 

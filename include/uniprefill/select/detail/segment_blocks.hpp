@@ -8,8 +8,8 @@
 #pragma once
 
 #include <uniprefill/core/batch.hpp>
+#include <uniprefill/core/detail/row_search.hpp>
 #include <uniprefill/core/mass.hpp>
-#include <uniprefill/select/detail/row_search.hpp>
 #include <uniprefill/select/rule.hpp>
 
 #include <cstdint>

@@ -3,22 +3,37 @@
 #pragma once
 
 /// @file
-/// Times of work on a stream by events, with cold caches, and the copies that they are measured against.
+/// What benchmarks of a device share: memory, inputs, and times of work on a stream by events, with cold
+/// caches.
 
+#include <uniprefill/core/element.hpp>
+#include <uniprefill/core/status.hpp>
+
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
-#include <utility>
+#include <random>
+#include <type_traits>
 #include <vector>
 
-namespace propagate_bench {
+namespace device_bench {
 
 inline void check(cudaError_t code, const char* what) {
     if (code != cudaSuccess) {
         std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(code));
+        std::exit(1);
+    }
+}
+
+inline void check(const uniprefill::status& done) {
+    if (!done.ok()) {
+        char text[320];
+        static_cast<void>(uniprefill::format(done, text, sizeof text));
+        std::fprintf(stderr, "%s\n", text);
         std::exit(1);
     }
 }
@@ -41,6 +56,31 @@ class device_bytes {
   private:
     void* data_ = nullptr;
 };
+
+template <class T>
+void upload(const device_bytes& to, const std::vector<T>& values) {
+    check(cudaMemcpy(to.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
+}
+
+/// Normal numbers, a table of 2^20 of them repeated with a shift.
+template <class T>
+void fill_normal(const device_bytes& to, std::size_t count, unsigned seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    std::vector<T> table(std::size_t{1} << 20);
+    for (T& value : table) {
+        if constexpr (std::is_same_v<T, uniprefill::float8_e4m3>) {
+            value = {__nv_cvt_float_to_fp8(normal(random), __NV_SATFINITE, __NV_E4M3)};
+        } else {
+            value = uniprefill::from_float<T>(normal(random));
+        }
+    }
+    std::vector<T> values(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        values[i] = table[(i + (i >> 20) * 7919) % table.size()];
+    }
+    upload(to, values);
+}
 
 /// Times work on its own stream, after flushing the second-level cache.
 class device_timer {
@@ -85,28 +125,4 @@ class device_timer {
     return static_cast<double>(*middle);
 }
 
-/// A plain copy, as fast as one gets by loads and stores: 8 words of 16 bytes in flight for a thread.
-__global__ void __launch_bounds__(256) copy_kernel(const uint4* from, uint4* to, std::size_t words) {
-    constexpr std::size_t at_once = 8;
-    constexpr std::size_t tile = 256 * at_once;
-    for (std::size_t first = blockIdx.x * tile + threadIdx.x; first < words; first += gridDim.x * tile) {
-        uint4 held[at_once];
-#pragma unroll
-        for (std::size_t i = 0; i < at_once; ++i) {
-            held[i] = first + 256 * i < words ? __ldcs(from + first + 256 * i) : uint4{};
-        }
-#pragma unroll
-        for (std::size_t i = 0; i < at_once; ++i) {
-            if (first + 256 * i < words) {
-                __stcs(to + first + 256 * i, held[i]);
-            }
-        }
-    }
-}
-
-inline void copy(const void* from, void* to, std::size_t bytes, int multiprocessors, cudaStream_t stream) {
-    copy_kernel<<<static_cast<unsigned>(multiprocessors * 4), 256, 0, stream>>>(
-        static_cast<const uint4*>(from), static_cast<uint4*>(to), bytes / 16);
-}
-
-} // namespace propagate_bench
+} // namespace device_bench
