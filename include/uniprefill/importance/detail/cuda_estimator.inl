@@ -137,7 +137,9 @@ UNIPREFILL_HOST_API status importance_estimator<Policy, backend::cuda>::run(
                                             out,     per_head};
 
     const auto smaller = [](std::int64_t a, std::int64_t b) { return static_cast<unsigned>(a < b ? a : b); };
-    UNIPREFILL_TRY(detail::launch(device_, detail::plan_kernel<>, 1, detail::plan_threads, 0, stream, plan));
+    UNIPREFILL_TRY(detail::launch(
+        device_, detail::plan_kernel<>, 1,
+        smaller((std::int64_t{batch.num_segments} / 32 + 1) * 32, detail::plan_threads), 0, stream, plan));
     if (batch.num_segments > 0 && batch.num_rows > 0) {
         UNIPREFILL_TRY(bodies::launch(device_, score, stream));
         UNIPREFILL_TRY(
@@ -145,9 +147,11 @@ UNIPREFILL_HOST_API status importance_estimator<Policy, backend::cuda>::run(
                            smaller(plan.buffers.max_stats / detail::denominator_rows, device_.ctas(2)),
                            detail::denominator_rows * detail::denominator_strands, 0, stream, combine));
     }
-    return detail::launch(device_, detail::mass_kernel<head_reduction, Policy::num_observations::value()>,
-                          smaller(out.num_blocks + 1, device_.ctas(16)), detail::mass_warps * 32, 0, stream,
-                          combine);
+    const bool by_head = !std::is_same_v<head_reduction, head_sum> || per_head.free != nullptr;
+    return detail::launch(
+        device_, by_head ? detail::mass_kernel<head_reduction, true> : detail::mass_kernel<head_sum, false>,
+        smaller(out.num_blocks + 1, device_.ctas(detail::mass_ctas)), detail::mass_warps * 32, 0, stream,
+        combine);
 }
 
 UNIPREFILL_END_NAMESPACE

@@ -110,11 +110,12 @@ __device__ UNIPREFILL_HIDDEN inline void matrix_wait() {
 }
 
 /// Describes rows of 128 bytes in the 128-byte swizzle, both operands K-major: 8 rows are 1,024 bytes apart.
-__device__ UNIPREFILL_HIDDEN inline std::uint64_t matrix_descriptor(std::uint32_t address) {
+/// @param place the address in shared memory, in 16 bytes
+__device__ UNIPREFILL_HIDDEN inline std::uint64_t matrix_descriptor(std::uint32_t place) {
     constexpr std::uint64_t swizzle_128 = std::uint64_t{1} << 62;
     constexpr std::uint64_t stride = std::uint64_t{1024 >> 4} << 32;
     constexpr std::uint64_t leading = std::uint64_t{1} << 16;
-    return swizzle_128 | stride | leading | ((address & 0x3ffffu) >> 4);
+    return swizzle_128 | stride | leading | place;
 }
 
 // The instruction names its registers one by one: once for each number of keys.

@@ -17,8 +17,6 @@ namespace detail {
 inline constexpr float log2_of_euler = 1.44269504088896340736f;
 /// What a partial holds where no key is visible.
 inline constexpr float no_visible_keys = -3.402823466e+38f;
-/// What a masked score becomes: finite, and far below any score.
-inline constexpr float masked_score = -1.0e38f;
 
 __device__ UNIPREFILL_HIDDEN inline float multiply(float a, float b) {
     float product;

@@ -13,8 +13,6 @@
 #include <uniprefill/core/mass.hpp>
 #include <uniprefill/core/workspace.hpp>
 
-#include <cub/block/block_scan.cuh>
-
 #include <cstdint>
 
 UNIPREFILL_BEGIN_NAMESPACE
@@ -46,7 +44,7 @@ struct cuda_tiling {
 struct cuda_segment {
     std::int64_t context = 0;       ///< keys before the segment's first row
     std::int64_t cached = 0;        ///< of these, the first so many are in the cache
-    std::int64_t first_tile = 0;    ///< of its work, among that of all segments
+    std::int64_t first_tile = 0;    ///< of its work, lead tiles and tiles, among that of all segments
     std::int64_t first_stat = 0;    ///< of its rows, among those of all segments: [kv head][lane]
     std::int64_t first_partial = 0; ///< of its numbers: [slot][kv head][lane]
     std::int64_t first_block = 0;   ///< of its own blocks, among those of all segments
@@ -77,6 +75,10 @@ struct cuda_segment {
         return std::int64_t{context_slots} + own_slots + cut_slots;
     }
     [[nodiscard]] UNIPREFILL_API std::int32_t tiles() const noexcept { return context_tiles + own_tiles; }
+    /// What it costs a thread block to change to another (KV head, chunk of query rows), in tiles: queries
+    /// have to be fetched, and the last tile has keys that not every row sees. Not worth a split where there
+    /// are few tiles.
+    [[nodiscard]] UNIPREFILL_API std::int32_t lead_tiles() const noexcept { return tiles() >= 128 ? 4 : 0; }
 };
 
 /// Running sums over segments.
@@ -89,6 +91,10 @@ struct plan_sums {
     [[nodiscard]] friend UNIPREFILL_API plan_sums operator+(const plan_sums& a, const plan_sums& b) noexcept {
         return {a.tiles + b.tiles, a.stats + b.stats, a.partials + b.partials, a.blocks + b.blocks,
                 a.cuts + b.cuts};
+    }
+    [[nodiscard]] friend UNIPREFILL_API plan_sums operator-(const plan_sums& a, const plan_sums& b) noexcept {
+        return {a.tiles - b.tiles, a.stats - b.stats, a.partials - b.partials, a.blocks - b.blocks,
+                a.cuts - b.cuts};
     }
 };
 
@@ -355,23 +361,56 @@ class UNIPREFILL_HIDDEN segment_planner {
 
 inline constexpr std::int32_t plan_threads = 256;
 
-/// Plans all segments; one thread block.
+/// The sums of the threads before this one; @p all of all threads. Call with whole warps.
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline plan_sums
+sums_before(const plan_sums& mine, plan_sums (&of_warps)[plan_threads / 32], plan_sums& all) {
+    const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
+    const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
+    plan_sums sums = mine;
+#pragma unroll 1
+    for (std::int32_t distance = 1; distance < 32; distance *= 2) {
+        const auto before = [&](std::int64_t& sum) {
+            const std::int64_t other = __shfl_up_sync(0xffffffffu, sum, static_cast<unsigned>(distance));
+            sum += lane >= distance ? other : 0;
+        };
+        before(sums.tiles);
+        before(sums.stats);
+        before(sums.partials);
+        before(sums.blocks);
+        before(sums.cuts);
+    }
+    if (lane == 31) {
+        of_warps[warp] = sums;
+    }
+    __syncthreads();
+    all = plan_sums{};
+    for (std::int32_t w = 0; w < static_cast<std::int32_t>(blockDim.x / 32); ++w) {
+        if (w == warp) {
+            sums = all + sums;
+        }
+        all = all + of_warps[w];
+    }
+    __syncthreads();
+    return sums - mine;
+}
+
+/// Plans all segments; one thread block, of whole warps.
 template <class = void>
 __global__ void UNIPREFILL_HIDDEN __launch_bounds__(plan_threads) plan_kernel(const cuda_plan_task task) {
-    using scan = cub::BlockScan<plan_sums, plan_threads>;
-    __shared__ typename scan::TempStorage scratch;
+    __shared__ plan_sums of_warps[plan_threads / 32];
+    const auto threads = static_cast<std::int32_t>(blockDim.x);
     let_next_kernel_start();
     wait_for_previous_kernel();
     const cuda_buffers& buffers = task.buffers;
     const std::int32_t count = task.batch.num_segments;
     // Ranges that overlap would make of every later stage a guess: where offsets fall, no segment is scored.
     bool ascending = true;
-    for (std::int32_t s = static_cast<std::int32_t>(threadIdx.x); s < count; s += plan_threads) {
+    for (std::int32_t s = static_cast<std::int32_t>(threadIdx.x); s < count; s += threads) {
         ascending = ascending && task.batch.segment_begin(s) <= task.batch.segment_end(s);
     }
     ascending = __syncthreads_and(ascending ? 1 : 0) != 0;
     plan_sums before{};
-    for (std::int32_t first = 0; first < count; first += plan_threads) {
+    for (std::int32_t first = 0; first < count; first += threads) {
         const std::int32_t index = first + static_cast<std::int32_t>(threadIdx.x);
         segment_planner planner(task, index, ascending);
         cuda_segment made{};
@@ -380,18 +419,14 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(plan_threads) plan_kernel(co
             made = planner.plan(buffers.observations + std::int64_t{index} * task.bounds.num_observations);
             const std::int64_t kv_heads = task.bounds.num_kv_heads;
             const std::int64_t chunks = (made.lanes + task.tiling.chunk_rows - 1) / task.tiling.chunk_rows;
-            mine.tiles = kv_heads * chunks * made.tiles();
+            mine.tiles = kv_heads * chunks * (made.lead_tiles() + made.tiles());
             mine.stats = kv_heads * made.lanes;
             mine.partials = made.slots() * mine.stats;
             mine.blocks = num_blocks(made.rows, task.tiling.block_rows);
             mine.cuts = made.num_cuts;
         }
-        plan_sums sums{};
-        plan_sums all{};
-        scan(scratch).ExclusiveScan(
-            mine, sums, plan_sums{}, [](const plan_sums& a, const plan_sums& b) { return a + b; }, all);
-        __syncthreads();
-        sums = before + sums;
+        plan_sums all;
+        const plan_sums sums = before + sums_before(mine, of_warps, all);
         if (index < count) {
             made.first_tile = sums.tiles;
             made.first_stat = sums.stats;

@@ -251,12 +251,12 @@ class UNIPREFILL_HIDDEN portable_scorer {
             }
             if (active) {
                 const float factor = apply_scale(scores, what, at, key_scale);
-                const bool hides = finish.hides(at);
                 const tile_notes* cuts = notes.has_cuts != 0 ? &notes : nullptr;
+                const typename finisher::place place = finish.place_of(tile, suspicious, cuts);
+                const float factors[2] = {factor, factor};
 #pragma unroll
                 for (std::int32_t i = 0; i < shape::row_tiles; ++i) {
-                    float factors[2] = {factor, factor};
-                    finish.finish(scores[i], at, first_row + 16 * i, factors, suspicious, hides, cuts);
+                    finish.finish(scores[i], place, first_row + 16 * i, factors);
                 }
             }
         }

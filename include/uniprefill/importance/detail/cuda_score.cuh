@@ -48,7 +48,7 @@ struct cuda_run {
     std::int32_t tile_end = 0;
 };
 
-/// The runs of one thread block: an equal share of all tiles, in order.
+/// The runs of one thread block: an equal share of all work, in order.
 class cuda_share {
   public:
     __device__ UNIPREFILL_HIDDEN cuda_share(const cuda_buffers& buffers, const cuda_tiling& tiling,
@@ -66,17 +66,19 @@ class cuda_share {
             run.segment = find_segment(buffers_.first_tiles, num_segments_, next_);
             const cuda_segment& what = buffers_.segments[run.segment];
             const std::int64_t local = next_ - what.first_tile;
-            const std::int32_t tiles = what.tiles();
+            const std::int32_t lead = what.lead_tiles();
+            const std::int32_t tiles = lead + what.tiles();
             const std::int32_t chunks = (what.lanes + chunk_rows_ - 1) / chunk_rows_;
             const auto unit = static_cast<std::int32_t>(local / tiles);
+            const std::int32_t begin = static_cast<std::int32_t>(local - std::int64_t{unit} * tiles);
+            const std::int64_t left = end_ - next_;
+            const std::int32_t end = left < tiles - begin ? begin + static_cast<std::int32_t>(left) : tiles;
+            next_ += end - begin;
             run.kv_head = unit / chunks;
             run.first_row = unit % chunks * chunk_rows_;
-            run.tile_begin = static_cast<std::int32_t>(local % tiles);
-            const std::int64_t left = end_ - next_;
-            run.tile_end =
-                left < tiles - run.tile_begin ? run.tile_begin + static_cast<std::int32_t>(left) : tiles;
-            next_ += run.tile_end - run.tile_begin;
-            if (what.num_observations > 0) {
+            run.tile_begin = begin > lead ? begin - lead : 0;
+            run.tile_end = end - lead;
+            if (what.num_observations > 0 && run.tile_begin < run.tile_end) {
                 return true;
             }
         }
@@ -152,10 +154,14 @@ class suspicious_elements {
 
 /// What a tile hides, as consumers of its scores read it from shared memory.
 struct tile_notes {
-    std::uint8_t suspicious[4]; ///< one for each warp that loaded keys
-    std::uint32_t has_cuts;     ///< whether any of `cuts` isn't -1
-    std::uint32_t forced[4];    ///< a bit for each key
-    std::int16_t cuts[8];       ///< of each slot: its block's place among the segment's cut blocks, or -1
+    alignas(4) std::uint8_t suspicious[4]; ///< one for each warp that loaded keys
+    std::uint32_t has_cuts;                ///< whether any of `cuts` isn't -1
+    std::uint32_t forced[4];               ///< a bit for each key
+    std::int16_t cuts[8]; ///< of each slot: its block's place among the segment's cut blocks, or -1
+
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN bool any_suspicious() const {
+        return *reinterpret_cast<const std::uint32_t*>(suspicious) != 0;
+    }
 };
 
 /// Copies a segment to shared memory; every one of at least 32 threads helps.
@@ -240,17 +246,52 @@ __device__ UNIPREFILL_HIDDEN inline float pick_in_quad(const float (&values)[Val
     }
 }
 
-/// Of a thread's scores, those of slot s are sums[Keys / 8 * ...]: see matrix_step() for the layout. Turns
-/// them into one number for each (query row, slot): log2 of the sum of 2^score.
+/// Of a thread's scores, those of slot s are [s * SlotKeys / 2, (s + 1) * SlotKeys / 2): see matrix_step()
+/// for the layout. Turns them into one number for each (query row, slot): log2 of the sum of 2^score.
 ///
 /// Sums are taken as they are, without a reference: fp32 holds 2^-126 to 2^127. Where a sum is outside 2^-100
-/// to 2^100, that (query row, slot) alone is done again relative to its largest score.
+/// to 2^100, that is told, and scores have to be taken relative to the largest.
 /// @tparam Keys keys of a tile, @tparam SlotKeys keys of a slot
 template <int Keys, int SlotKeys>
 struct UNIPREFILL_HIDDEN slot_sums {
-    static constexpr int slots = Keys / SlotKeys;
-    static constexpr int values = 2 * slots; ///< index 2 * slot + (row is the upper one of the thread's two)
+    static constexpr int values = 2 * (Keys / SlotKeys); ///< index 2 * slot + (row is the upper one of two)
     static constexpr int per_lane = values < 4 ? 1 : values / 4;
+
+    /// The index of the first of a lane's numbers; the others follow. See sum_over_quad().
+    [[nodiscard]] static __device__ std::int32_t first_value(std::int32_t quad_lane) {
+        return values == 2 ? quad_lane / 2 : quad_lane / 2 * (values / 2) + quad_lane % 2 * (values / 4);
+    }
+
+    /// @param factors of a lane's two rows
+    /// @param numbers [per_lane] this lane's
+    /// @tparam Polynomial of every 8 exponentials, so many run on the multiply-add units
+    /// @return whether all sums of the warp are within range
+    template <int Polynomial>
+    [[nodiscard]] static __device__ bool run(const float (&scores)[Keys / 2], const float (&factors)[2],
+                                             std::int32_t quad_lane, float (&numbers)[per_lane]) {
+        float sums[values];
+#pragma unroll
+        for (int slot = 0; slot < values / 2; ++slot) {
+            constexpr int slot_scores = SlotKeys / 2;
+            float parts[4];
+#pragma unroll
+            for (int i = 0; i < slot_scores; ++i) {
+                const float x = multiply(scores[slot * slot_scores + i], factors[i % 4 / 2]);
+                const float power = i % 8 < Polynomial ? exp2_by_polynomial(x) : exp2_of(x);
+                parts[i % 4] = i < 4 ? power : add(parts[i % 4], power);
+            }
+            sums[2 * slot] = add(parts[0], parts[1]);
+            sums[2 * slot + 1] = add(parts[2], parts[3]);
+        }
+        sum_over_quad(sums, quad_lane);
+        bool outside = false;
+#pragma unroll
+        for (int k = 0; k < per_lane; ++k) {
+            outside = outside || is_outside(sums[k]);
+            numbers[k] = log2_of(sums[k]);
+        }
+        return !__any_sync(0xffffffffu, outside);
+    }
 
     /// Which of a thread's scores count: bit 2 j + i of visible[r] stands for scores[4 j + 2 r + i].
     using visibility = std::uint32_t[2];
@@ -261,170 +302,63 @@ struct UNIPREFILL_HIDDEN slot_sums {
         const std::int32_t count = seen / 8 * 2 + beyond;
         return count >= 32 ? 0xffffffffu : (1u << count) - 1u;
     }
-    /// The keys whose bit is set in @p words.
-    [[nodiscard]] static __device__ std::uint32_t marked_keys(const std::uint32_t (&words)[(Keys + 31) / 32],
+    /// The forced keys of cut blocks, or all others.
+    [[nodiscard]] static __device__ std::uint32_t marked_keys(const tile_notes& notes, bool forced,
                                                               std::int32_t quad_lane) {
         std::uint32_t bits = 0;
 #pragma unroll
-        for (int j = 0; j < Keys / 8; ++j) {
-            bits |= ((words[j / 4] >> (j % 4 * 8 + 2 * quad_lane)) & 3u) << (2 * j);
-        }
-        return bits;
-    }
-    /// A visible score in units of log2, masked_score for another.
-    [[nodiscard]] static __device__ float masked(float score, float factor, std::uint32_t visible, int bit) {
-        const float x = multiply(score, factor);
-        return (visible & (1u << bit)) != 0 ? x : masked_score;
-    }
-
-    /// @param polynomial of every 8 exponentials, so many run on the multiply-add units
-    template <int Polynomial>
-    static __device__ void sum_all(const float (&scores)[Keys / 2], const float (&factors)[2],
-                                   float (&sums)[values]) {
+        for (int slot = 0; slot < values / 2; ++slot) {
+            if (notes.cuts[slot] >= 0) {
 #pragma unroll
-        for (int slot = 0; slot < slots; ++slot) {
-            float parts[4] = {0, 0, 0, 0};
-#pragma unroll
-            for (int j = slot * (SlotKeys / 8); j < (slot + 1) * (SlotKeys / 8); ++j) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float x = multiply(scores[4 * j + i], factors[i / 2]);
-                    const bool on_multiply_add_units = (4 * j + i) % 8 < Polynomial;
-                    parts[i] = add(parts[i], on_multiply_add_units ? exp2_by_polynomial(x) : exp2_of(x));
-                }
-            }
-            sums[2 * slot] = add(parts[0], parts[1]);
-            sums[2 * slot + 1] = add(parts[2], parts[3]);
-        }
-    }
-
-    /// Relative to @p tops (as they are where those are 0). Where nothing is visible a relative sum means
-    /// nothing.
-    static __device__ void sum_visible(const float (&scores)[Keys / 2], const float (&factors)[2],
-                                       const visibility& visible, const float (&tops)[values],
-                                       float (&sums)[values]) {
-#pragma unroll
-        for (int slot = 0; slot < slots; ++slot) {
-            float parts[4] = {0, 0, 0, 0};
-#pragma unroll
-            for (int j = slot * (SlotKeys / 8); j < (slot + 1) * (SlotKeys / 8); ++j) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float x = masked(scores[4 * j + i], factors[i / 2], visible[i / 2], 2 * j + i % 2);
-                    parts[i] = add(parts[i], exp2_of(add(x, -tops[2 * slot + i / 2])));
-                }
-            }
-            sums[2 * slot] = add(parts[0], parts[1]);
-            sums[2 * slot + 1] = add(parts[2], parts[3]);
-        }
-    }
-
-    /// The largest visible score of each (row, slot), the same in all four lanes.
-    static __device__ void find_tops(const float (&scores)[Keys / 2], const float (&factors)[2],
-                                     const visibility& visible, float (&tops)[values]) {
-#pragma unroll
-        for (int slot = 0; slot < slots; ++slot) {
-            tops[2 * slot] = tops[2 * slot + 1] = masked_score;
-#pragma unroll
-            for (int j = slot * (SlotKeys / 8); j < (slot + 1) * (SlotKeys / 8); ++j) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    float& top = tops[2 * slot + i / 2];
-                    top =
-                        larger(top, masked(scores[4 * j + i], factors[i / 2], visible[i / 2], 2 * j + i % 2));
+                for (int j = slot * (SlotKeys / 8); j < (slot + 1) * (SlotKeys / 8); ++j) {
+                    bits |= ((notes.forced[j / 4] >> (j % 4 * 8 + 2 * quad_lane)) & 3u) << (2 * j);
                 }
             }
         }
+        return forced ? bits : ~bits;
+    }
+
+    /// Only visible scores count, and they are taken relative to the largest of their (row, slot): any sum is
+    /// within range.
+    static __device__ void run_visible(const float (&scores)[Keys / 2], const float (&factors)[2],
+                                       const visibility& visible, std::int32_t quad_lane,
+                                       float (&numbers)[per_lane]) {
+        const float minus_infinity = bit_cast<float>(0xff800000u);
+        float tops[values];
+        float sums[values];
 #pragma unroll
         for (int v = 0; v < values; ++v) {
-            tops[v] = larger(tops[v], __shfl_xor_sync(0xffffffffu, tops[v], 1));
-            tops[v] = larger(tops[v], __shfl_xor_sync(0xffffffffu, tops[v], 2));
+            float top = minus_infinity;
+#pragma unroll
+            for (int i = 0; i < SlotKeys / 4; ++i) {
+                const int bit = v / 2 * (SlotKeys / 4) + i;
+                const float x = multiply(scores[bit / 2 * 4 + v % 2 * 2 + bit % 2], factors[v % 2]);
+                top = larger(top, (visible[v % 2] >> bit & 1u) != 0 ? x : minus_infinity);
+            }
+            top = larger(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            tops[v] = larger(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            sums[v] = 0;
+#pragma unroll
+            for (int i = 0; i < SlotKeys / 4; ++i) {
+                const int bit = v / 2 * (SlotKeys / 4) + i;
+                const float x = multiply(scores[bit / 2 * 4 + v % 2 * 2 + bit % 2], factors[v % 2]);
+                const float power = exp2_of(add(x, -tops[v]));
+                sums[v] = add(sums[v], (visible[v % 2] >> bit & 1u) != 0 ? power : 0.0f);
+            }
+        }
+        sum_over_quad(sums, quad_lane);
+#pragma unroll
+        for (int k = 0; k < per_lane; ++k) {
+            const float top = pick_in_quad(tops, k, quad_lane);
+            numbers[k] = top == minus_infinity ? no_visible_keys : add(top, log2_of(sums[k]));
         }
     }
 
+  private:
     [[nodiscard]] static __device__ bool is_outside(float sum) {
         constexpr std::uint32_t least = (127u - 100u) << 23;
         constexpr std::uint32_t most = (127u + 100u) << 23;
         return bit_cast<std::uint32_t>(sum) - least > most - least;
-    }
-
-    /// Every score counts. @param partials [per_lane] this lane's numbers, see sum_over_quad()
-    /// @return whether all lanes' sums are within range; if not, partials hold this lane's sums, and
-    /// run_relative() is next
-    template <int Polynomial>
-    [[nodiscard]] static __device__ bool run_all(const float (&scores)[Keys / 2], const float (&factors)[2],
-                                                 std::int32_t quad_lane, float (&partials)[per_lane]) {
-        float sums[values];
-        sum_all<Polynomial>(scores, factors, sums);
-        sum_over_quad(sums, quad_lane);
-        bool outside = false;
-#pragma unroll
-        for (int k = 0; k < per_lane; ++k) {
-            outside = outside || is_outside(sums[k]);
-            partials[k] = sums[k];
-        }
-        if (__any_sync(0xffffffffu, outside)) {
-            return false;
-        }
-#pragma unroll
-        for (int k = 0; k < per_lane; ++k) {
-            partials[k] = log2_of(partials[k]);
-        }
-        return true;
-    }
-
-    /// The visible scores count.
-    static __device__ void run_visible(const float (&scores)[Keys / 2], const float (&factors)[2],
-                                       const visibility& visible, std::int32_t quad_lane,
-                                       float (&partials)[per_lane]) {
-        constexpr float as_they_are[values] = {};
-        float sums[values];
-        float counts[values];
-        sum_visible(scores, factors, visible, as_they_are, sums);
-#pragma unroll
-        for (int v = 0; v < values; ++v) {
-            constexpr int slot_bits = SlotKeys / 4;
-            constexpr std::uint32_t first_slot =
-                slot_bits >= 32 ? 0xffffffffu : (1u << (slot_bits % 32)) - 1u;
-            counts[v] = static_cast<float>(__popc(visible[v % 2] & (first_slot << (v / 2 * slot_bits % 32))));
-        }
-        sum_over_quad(sums, quad_lane);
-        sum_over_quad(counts, quad_lane);
-        bool outside = false;
-#pragma unroll
-        for (int k = 0; k < per_lane; ++k) {
-            partials[k] = counts[k] > 0.0f ? sums[k] : 1.0f;
-            outside = outside || is_outside(partials[k]);
-        }
-        if (__any_sync(0xffffffffu, outside)) {
-            run_relative(scores, factors, visible, quad_lane, partials);
-        } else {
-#pragma unroll
-            for (int k = 0; k < per_lane; ++k) {
-                partials[k] = log2_of(partials[k]);
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < per_lane; ++k) {
-            partials[k] = counts[k] > 0.0f ? partials[k] : no_visible_keys;
-        }
-    }
-
-    /// Replaces sums by their log2, those that are out of range by ones relative to the largest visible score
-    /// of their (row, slot).
-    static __device__ void run_relative(const float (&scores)[Keys / 2], const float (&factors)[2],
-                                        const visibility& visible, std::int32_t quad_lane,
-                                        float (&partials)[per_lane]) {
-        float tops[values];
-        float sums[values];
-        find_tops(scores, factors, visible, tops);
-        sum_visible(scores, factors, visible, tops, sums);
-        sum_over_quad(sums, quad_lane);
-#pragma unroll
-        for (int k = 0; k < per_lane; ++k) {
-            const float relative = add(pick_in_quad(tops, k, quad_lane), log2_of(sums[k]));
-            partials[k] = is_outside(partials[k]) ? relative : log2_of(partials[k]);
-        }
     }
 };
 

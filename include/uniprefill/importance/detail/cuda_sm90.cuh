@@ -209,14 +209,20 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
         , shared_(shared)
         , queries_(queries)
         , scales_(reinterpret_cast<float*>(queries + shape::query_bytes + shape::stages * shape::stage_bytes))
-        , query_descriptor_(matrix_descriptor(shared_address(queries)))
-        , key_descriptor_(matrix_descriptor(shared_address(queries + shape::query_bytes)))
+        , query_place_(shared_address(queries) >> 4)
+        , key_place_(shared_address(queries + shape::query_bytes) >> 4)
         , group_(group)
         , lane_(static_cast<std::int32_t>(threadIdx.x % 32))
-        , warp_(static_cast<std::int32_t>(threadIdx.x / 32 % 4)) {}
+        , warp_(static_cast<std::int32_t>(threadIdx.x / 32 % 4)) {
+        asm volatile("" : "+r"(query_place_), "+r"(key_place_));
+    }
 
     __device__ void run() {
         cuda_share share(task_.buffers, task_.tiling, task_.batch.num_segments);
+        std::int32_t next = group_; // 64 query rows that are this group's next, counted from the tile's first
+        if (group_ == sm90_groups - 1) {
+            let_multiply(0);
+        }
         while (share.next(now_)) {
             join_threads<sm90_multipliers>(3); // nobody reads the queries of the run before any more
             if (thread() < 32) {
@@ -233,11 +239,12 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
             join_threads<sm90_multipliers>(3);
             suspicious_queries_ = shared_.suspicious_queries != 0;
             const finisher finish(task_, what, now_);
-            std::int32_t next =
-                group_; // 64 query rows that are this group's next, counted from the tile's first
             for (std::int32_t tile = now_.tile_begin; tile < now_.tile_end; ++tile) {
                 next = multiply_tile(finish, tile, next);
             }
+        }
+        if (next == 0) {
+            wait_for_turn(); // nobody else will
         }
     }
 
@@ -262,36 +269,48 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
     __device__ void fetch_queries(std::int32_t rows) {
         if constexpr (std::is_same_v<Q, T>) {
             constexpr std::int32_t at_once = sm90_multipliers / shape::row_threads;
+            static_assert(at_once % 8 == 0, "rows of a thread have the same place among 8");
             const cuda_segment& what = shared_.of_multipliers;
             const std::int32_t part = thread() % shape::row_threads;
             const std::int32_t first = thread() / shape::row_threads;
-            const bool has_part = part < shape::row_bytes / 16;
-            std::int32_t head = (now_.first_row + first) / what.num_observations;
-            std::int32_t observed = (now_.first_row + first) % what.num_observations;
-            for (std::int32_t row = first; row < rows; row += at_once) {
-                const bool present = now_.first_row + row < what.query_rows;
-                const Q* from = task_.queries.data;
-                if (present) {
-                    from = task_.queries.at(what.first_row + observation(observed),
-                                            now_.kv_head * task_.bounds.group_heads() + head);
-                }
-                if (has_part) {
-                    copy_async_16(shared_address(queries_) + static_cast<std::uint32_t>(swizzled_place(
-                                                                 shape::chunk_rows, row, part)),
-                                  reinterpret_cast<const std::uint8_t*>(from) + part * 16, present);
-                }
+            if (part >= shape::row_bytes / 16) {
+                return;
+            }
+            const std::int32_t n = what.num_observations;
+            const std::int32_t present = what.query_rows - now_.first_row;
+            const std::int32_t first_head = now_.kv_head * task_.bounds.group_heads();
+            std::int32_t head = (now_.first_row + first) / n;
+            std::int32_t observed = (now_.first_row + first) % n;
+            const auto address = [&] {
+                return task_.queries.at(what.first_row + observation(observed), first_head + head) +
+                       part * static_cast<std::int32_t>(16 / sizeof(Q));
+            };
+            const Q* from = first < present ? address() : task_.queries.data;
+            const std::uint32_t begin =
+                shared_address(queries_) +
+                static_cast<std::uint32_t>(swizzled_place(shape::chunk_rows, first, part));
+            std::uint32_t to = begin;
+#    pragma unroll 1
+            for (std::int32_t row = first; row < rows; row += at_once, to += at_once * 128) {
+                copy_async_16(to, row < present ? from : task_.queries.data, row < present);
                 observed += at_once;
-                while (observed >= what.num_observations) {
-                    observed -= what.num_observations;
+                from += at_once * task_.queries.row_stride;
+                while (observed >= n) {
+                    observed -= n;
                     ++head;
+                    from += task_.queries.head_stride - n * task_.queries.row_stride;
+                }
+                if (what.named != 0 && row + at_once < present) { // observations may be any rows
+                    from = address();
                 }
             }
             close_copy_group();
             wait_for_copies<0>();
             suspicious_elements<Q> suspicious;
-            for (std::int32_t row = first; has_part && row < rows; row += at_once) {
-                suspicious.look_at(
-                    *reinterpret_cast<const uint4*>(queries_ + swizzled_place(shape::chunk_rows, row, part)));
+            to = begin;
+#    pragma unroll 4
+            for (std::int32_t row = first; row < rows; row += at_once, to += at_once * 128) {
+                suspicious.look_at(load_shared_16(to));
             }
             if (suspicious.found()) {
                 shared_.suspicious_queries = 1;
@@ -357,24 +376,23 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
 
     /// This group's pairs of one tile. @return the first one of the next tile
     __device__ std::int32_t multiply_tile(const finisher& finish, std::int32_t index, std::int32_t rows) {
-        const std::uint32_t stage = tiles_ % shape::stages;
-        barrier_wait(&shared_.full[stage], (tiles_ / shape::stages) & 1u);
-        ++tiles_;
+        const std::uint32_t stage = stage_;
+        barrier_wait(&shared_.full[stage], phase_);
+        stage_ = stage + 1 == shape::stages ? 0 : stage + 1;
+        phase_ ^= stage_ == 0 ? 1u : 0u;
         if (rows >= row_tiles_) {
             release(stage);
             return rows - row_tiles_;
         }
         const tile_notes& notes = shared_.notes[stage];
-        const bool suspicious =
-            suspicious_queries_ || *reinterpret_cast<const std::uint32_t*>(notes.suspicious) != 0;
-        const bool has_cuts = notes.has_cuts != 0;
-        const cuda_tile tile = cuda_tile::at(shared_.of_multipliers, index, tile_keys, slot_keys);
-        const bool hides = finish.hides(tile);
+        const bool suspicious = suspicious_queries_ || notes.any_suspicious();
+        const tile_notes* const cuts = notes.has_cuts != 0 ? &notes : nullptr;
+        const typename finisher::place place = finish.place_of(index, suspicious, cuts);
         for (; rows < row_tiles_; rows += sm90_groups) {
             accumulators scores;
             multiply(scores, stage, rows);
             const bool last = rows + sm90_groups >= row_tiles_;
-            if (last && !has_cuts) {
+            if (last && cuts == nullptr) {
                 release(stage);
             }
             const std::int32_t row = rows * row_tile + warp_ * 16;
@@ -383,8 +401,8 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
                 factors[0] = scales_[row + lane_ / 4];
                 factors[1] = scales_[row + lane_ / 4 + 8];
             }
-            finish.finish(scores, tile, row, factors, suspicious, hides, has_cuts ? &notes : nullptr);
-            if (last && has_cuts) {
+            finish.finish(scores, place, row, factors);
+            if (last && cuts != nullptr) {
                 release(stage);
             }
         }
@@ -396,11 +414,24 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
         }
     }
 
+    /// Groups multiply one after another, in turn: one that has the tensor cores to itself is done earlier
+    /// than one that shares them, and takes exponentials while the next multiplies.
+    __device__ void wait_for_turn() const { join_threads<2 * 128>(first_turn + group_); }
+    /// Lets a group have its turn.
+    __device__ void let_multiply(std::int32_t group) const {
+        asm volatile("bar.arrive %0, %1;" ::"r"(first_turn + group), "n"(2 * 128) : "memory");
+    }
+    static constexpr std::int32_t first_turn = 4; ///< barrier of the first group's
+
     __device__ void multiply(accumulators& scores, std::uint32_t stage, std::int32_t rows) {
         constexpr std::int32_t steps = shape::row_bytes / 32;
-        const std::uint64_t queries =
-            query_descriptor_ + static_cast<std::uint64_t>(rows * (row_tile * 128 >> 4));
-        const std::uint64_t keys = key_descriptor_ + std::uint64_t{stage} * (shape::stage_bytes >> 4);
+        // Made before the turn comes, and kept from being made anew for each product.
+        std::uint32_t query_place = query_place_ + static_cast<std::uint32_t>(rows) * (row_tile * 128 >> 4);
+        std::uint32_t key_place = key_place_ + stage * (shape::stage_bytes >> 4);
+        asm volatile("" : "+r"(query_place), "+r"(key_place));
+        const std::uint64_t queries = matrix_descriptor(query_place);
+        const std::uint64_t keys = matrix_descriptor(key_place);
+        wait_for_turn();
         pin(scores);
         matrix_begin();
 #    pragma unroll
@@ -411,8 +442,13 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
                 queries + static_cast<std::uint64_t>(step / 4 * (shape::chunk_rows * 128 >> 4) + in_panel),
                 keys + static_cast<std::uint64_t>(step / 4 * (tile_keys * 128 >> 4) + in_panel),
                 step > 0 ? 1 : 0);
+            if (step == steps / 2 - 1) {
+                matrix_close_group();
+            }
         }
         matrix_close_group();
+        matrix_wait<1>();
+        let_multiply((group_ + 1) % sm90_groups); // its first products queue up behind these
         matrix_wait<0>();
         pin(scores);
     }
@@ -427,11 +463,12 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
     const cuda_score_task<Q, T, Cache>& task_;
     sm90_shared& shared_;
     std::uint8_t* queries_;
-    float* scales_; ///< of query rows, where they were converted
-    std::uint64_t query_descriptor_;
-    std::uint64_t key_descriptor_;
+    float* scales_;             ///< of query rows, where they were converted
+    std::uint32_t query_place_; ///< in 16 bytes, as descriptors have it
+    std::uint32_t key_place_;
     cuda_run now_{};
-    std::uint32_t tiles_ = 0; ///< so far
+    std::uint32_t stage_ = 0; ///< of the next tile
+    std::uint32_t phase_ = 0;
     std::int32_t row_tiles_ = 0;
     std::int32_t group_;
     std::int32_t lane_;
