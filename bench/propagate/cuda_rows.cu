@@ -24,8 +24,7 @@ namespace {
 namespace up = uniprefill;
 using namespace device_bench;
 
-up::cuda_device device;   // as the library chooses
-up::cuda_device portable; // without bulk copies
+up::cuda_device device;
 
 /// A plain copy, as fast as one gets by loads and stores: 8 words of 16 bytes in flight for a thread.
 __global__ void __launch_bounds__(256) copy_kernel(const uint4* from, uint4* to, std::size_t words) {
@@ -153,7 +152,7 @@ void measure(benchmark::State& state, const kept_rows& rows, std::size_t moved,
 }
 
 void compaction(benchmark::State& state, std::int32_t rows, std::int32_t row_bytes, double keep,
-                std::size_t tensors, bool in_place, bool in_bulk) {
+                std::size_t tensors, bool in_place) {
     const kept_rows what(rows, row_bytes, keep);
     std::vector<up::byte_rows> from, to;
     for (std::size_t t = 0; t < tensors; ++t) {
@@ -162,7 +161,7 @@ void compaction(benchmark::State& state, std::int32_t rows, std::int32_t row_byt
     }
     measure(state, what, tensors, [&](cudaStream_t stream) {
         check(up::compact(what.map(), from.data(), to.data(), static_cast<std::int32_t>(tensors),
-                          what.scratch(), in_bulk ? device : portable, stream));
+                          what.scratch(), device, stream));
     });
 }
 
@@ -174,7 +173,7 @@ void revival(benchmark::State& state, std::int32_t rows, std::int32_t row_bytes,
 }
 
 void compaction_with_norm(benchmark::State& state, std::int32_t rows, std::int32_t row_bytes, double keep,
-                          bool in_place, bool in_bulk) {
+                          bool in_place) {
     const kept_rows what(rows, row_bytes, keep);
     up::add_norm<up::bfloat16> norm;
     norm.hidden = what.elements<const up::bfloat16>(0);
@@ -183,7 +182,7 @@ void compaction_with_norm(benchmark::State& state, std::int32_t rows, std::int32
     norm.out_residual = what.elements<up::bfloat16>(in_place ? 1 : 3);
     norm.weight = what.weight();
     measure(state, what, 2, [&](cudaStream_t stream) {
-        check(up::compact_add_norm(what.map(), norm, what.scratch(), in_bulk ? device : portable, stream));
+        check(up::compact_add_norm(what.map(), norm, what.scratch(), device, stream));
     });
 }
 
@@ -227,8 +226,6 @@ int main(int argc, char** argv) {
         return 2;
     }
     check(up::cuda_device::current(device));
-    portable = device;
-    portable.body = up::cuda_body::portable;
     cudaDeviceProp properties{};
     device_bench::check(cudaGetDeviceProperties(&properties, device.ordinal), "device");
     int driver = 0;
@@ -238,31 +235,29 @@ int main(int argc, char** argv) {
     constexpr std::int32_t k = 1024;
     constexpr double keep = 0.43;
     for (const bool in_place : {false, true}) {
-        for (const bool in_bulk : {true, false}) {
-            const std::string how =
-                std::string(in_place ? "/in_place" : "/out_of_place") + (in_bulk ? "" : "/portable");
-            const auto add_compaction = [&](const std::string& name, std::int32_t rows,
-                                            std::int32_t row_bytes, double kept, std::size_t tensors) {
-                add("compact" + how + name, &compaction, rows, row_bytes, kept, tensors, in_place, in_bulk);
-            };
-            add_compaction("/rows:128K/bytes:8192/keep:0.43", 128 * k, 8192, keep, 1);
-            add_compaction("/rows:128K/bytes:8192/keep:0.43/tensors:2", 128 * k, 8192, keep, 2);
-            add_compaction("/rows:128K/bytes:8192/keep:0.95", 128 * k, 8192, 0.95, 1);
-            add_compaction("/rows:128K/bytes:2048/keep:0.43", 128 * k, 2048, keep, 1);
-            add_compaction("/rows:128K/bytes:512/keep:0.43", 128 * k, 512, keep, 1);
-            add_compaction("/rows:32K/bytes:8192/keep:0.43", 32 * k, 8192, keep, 1);
-            add_compaction("/rows:4K/bytes:8192/keep:0.43", 4 * k, 8192, keep, 1);
-            if (!in_bulk) {
-                add_compaction("/rows:128K/bytes:4/keep:0.43", 128 * k, 4, keep, 1);
-            }
-            const auto add_norm = [&](const std::string& name, std::int32_t rows, std::int32_t row_bytes) {
-                add("add_norm" + how + name, &compaction_with_norm, rows, row_bytes, keep, in_place, in_bulk);
-            };
-            add_norm("/rows:128K/bytes:8192/keep:0.43", 128 * k, 8192);
-            add_norm("/rows:128K/bytes:4096/keep:0.43", 128 * k, 4096);
-            add_norm("/rows:64K/bytes:16384/keep:0.43", 64 * k, 16384);
-            add_norm("/rows:4K/bytes:8192/keep:0.43", 4 * k, 8192);
-        }
+        const std::string how = in_place ? "/in_place" : "/out_of_place";
+        const auto add_compaction = [&](const std::string& name, std::int32_t rows, std::int32_t row_bytes,
+                                        double kept, std::size_t tensors) {
+            add("compact" + how + name, &compaction, rows, row_bytes, kept, tensors, in_place);
+        };
+        add_compaction("/rows:128K/bytes:8192/keep:0.43", 128 * k, 8192, keep, 1);
+        add_compaction("/rows:128K/bytes:8192/keep:0.43/tensors:2", 128 * k, 8192, keep, 2);
+        add_compaction("/rows:128K/bytes:8192/keep:0.95", 128 * k, 8192, 0.95, 1);
+        add_compaction("/rows:128K/bytes:2048/keep:0.43", 128 * k, 2048, keep, 1);
+        add_compaction("/rows:128K/bytes:512/keep:0.43", 128 * k, 512, keep, 1);
+        add_compaction("/rows:32K/bytes:8192/keep:0.43", 32 * k, 8192, keep, 1);
+        add_compaction("/rows:4K/bytes:8192/keep:0.43", 4 * k, 8192, keep, 1);
+        add_compaction("/rows:128K/bytes:4/keep:0.43", 128 * k, 4, keep, 1);
+        add_compaction("/rows:4K/bytes:4/keep:0.43", 4 * k, 4, keep, 1);
+        const auto add_norm = [&](const std::string& name, std::int32_t rows, std::int32_t row_bytes,
+                                  double kept) {
+            add("add_norm" + how + name, &compaction_with_norm, rows, row_bytes, kept, in_place);
+        };
+        add_norm("/rows:128K/bytes:8192/keep:0.43", 128 * k, 8192, keep);
+        add_norm("/rows:128K/bytes:8192/keep:0.95", 128 * k, 8192, 0.95);
+        add_norm("/rows:128K/bytes:4096/keep:0.43", 128 * k, 4096, keep);
+        add_norm("/rows:64K/bytes:16384/keep:0.43", 64 * k, 16384, keep);
+        add_norm("/rows:4K/bytes:8192/keep:0.43", 4 * k, 8192, keep);
     }
     add("scatter/rows:128K/bytes:8192/keep:0.43", &revival, 128 * k, 8192, keep);
     add("lineage/rows:128K", &lineage, 128 * k);

@@ -31,16 +31,12 @@ inline std::uint32_t scaled(int cases) {
     return static_cast<std::uint32_t>(property::scaled(cases));
 }
 
-inline up::cuda_device current_device(std::int32_t max_ctas = 0,
-                                      up::cuda_body body = up::cuda_body::automatic) {
+inline up::cuda_device current_device(std::int32_t max_ctas = 0) {
     up::cuda_device device;
     check_ok(up::cuda_device::current(device));
     device.max_ctas = max_ctas;
-    device.body = body;
     return device;
 }
-/// In bulk where the device can, and by loads and stores of threads.
-inline constexpr up::cuda_body bodies[] = {up::cuda_body::automatic, up::cuda_body::portable};
 
 /// A copy of a tensor. Its bytes begin @p offset bytes after an aligned address; bytes before and behind them
 /// must stay as they are.

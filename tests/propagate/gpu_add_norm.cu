@@ -132,9 +132,8 @@ class norm_case {
 
 template <class Element, class Weight>
 void run_case(std::mt19937& random, std::int32_t rows, std::int32_t hidden_size, std::int32_t gap,
-              bool one_plus, std::uint32_t kind, up::cuda_body body) {
-    INFO(rows << " rows of " << hidden_size << " elements of " << sizeof(Element) << " bytes, gap " << gap
-              << ", body " << static_cast<int>(body));
+              bool one_plus, std::uint32_t kind) {
+    INFO(rows << " rows of " << hidden_size << " elements of " << sizeof(Element) << " bytes, gap " << gap);
     const norm_case<Element, Weight> what(random, rows, hidden_size, gap, one_plus);
     const keep_set kept(keeps_of_kind(random, rows, kind), {0, rows});
     const device_keep_set map(kept);
@@ -150,7 +149,7 @@ void run_case(std::mt19937& random, std::int32_t rows, std::int32_t hidden_size,
     const auto run = [&](const up::row_map& rows_of, const auto& a, const auto& b, const auto& c,
                          const auto& d, std::int32_t max_ctas) {
         check_ok(up::compact_add_norm(rows_of, what.arguments(a, b, c, d), scratch.view(),
-                                      current_device(max_ctas, body), nullptr));
+                                      current_device(max_ctas), nullptr));
     };
     run(map.view, hidden, residual, normed, summed, 0);
     const std::vector<Element> want_normed = normed.get();
@@ -225,21 +224,17 @@ TEST_CASE("compact_add_norm: element types, weights and sizes") {
             return;
         }
         const std::int32_t gap = size % 3 == 0 ? 8 : 0;
-        for (const up::cuda_body body : bodies) {
-            run_case<up::bfloat16, up::bfloat16>(random, 200, size, gap, kind % 2 == 0, kind, body);
-            run_case<up::half, up::half>(random, 150, size, 8 - gap, kind % 2 == 1, kind + 2, body);
-            run_case<float, float>(random, 100, size, gap, kind % 2 == 0, kind + 4, body);
-            run_case<up::bfloat16, float>(random, 120, size, gap, kind % 2 == 1, kind + 6, body);
-        }
+        run_case<up::bfloat16, up::bfloat16>(random, 200, size, gap, kind % 2 == 0, kind);
+        run_case<up::half, up::half>(random, 150, size, 8 - gap, kind % 2 == 1, kind + 2);
+        run_case<float, float>(random, 100, size, gap, kind % 2 == 0, kind + 4);
+        run_case<up::bfloat16, float>(random, 120, size, gap, kind % 2 == 1, kind + 6);
         ++kind;
     }
-    // Rows that are too long for bulk copies, up to 64 KiB; the longest that aren't.
-    for (const up::cuda_body body : bodies) {
-        run_case<up::bfloat16, up::bfloat16>(random, 60, 12032, 0, true, 7, body);
-        run_case<up::bfloat16, up::bfloat16>(random, 60, 12288, 0, true, 7, body);
-        run_case<up::bfloat16, up::bfloat16>(random, 40, 32768, 0, false, 6, body);
-        run_case<float, float>(random, 40, 16384, 0, false, 4, body);
-    }
+    // The longest rows of two vectors for each thread, and of all.
+    run_case<up::bfloat16, up::bfloat16>(random, 60, 16384, 0, true, 7);
+    run_case<up::bfloat16, up::bfloat16>(random, 60, 16392, 0, true, 7);
+    run_case<up::bfloat16, up::bfloat16>(random, 40, 32768, 0, false, 6);
+    run_case<float, float>(random, 40, 16384, 0, false, 4);
 }
 
 TEST_CASE("compact_add_norm: many rows in place") {
@@ -253,8 +248,8 @@ TEST_CASE("compact_add_norm: many rows in place") {
     const device_scratch scratch;
     device_array<up::bfloat16> hidden(what.hidden), residual(what.residual), normed(what.hidden),
         summed(what.residual);
-    for (std::uint32_t kind = 0; kind < scaled(32); ++kind) {
-        const up::cuda_device device = current_device(0, bodies[kind / 16 % 2]);
+    for (std::uint32_t kind = 0; kind < scaled(16); ++kind) {
+        const up::cuda_device device = current_device();
         const keep_set kept(keeps_of_kind(random, rows, kind), {0, rows});
         const device_keep_set map(kept);
         normed.set(what.hidden);

@@ -79,7 +79,7 @@ TEST_CASE("compact on a device: the host's bytes, in and out of place, and back"
         const auto rows = static_cast<std::int32_t>(i % 20 == 0 ? random() % 3 : random() % 600);
         const keep_set kept(keeps_of_kind(random, rows, i), {0, rows});
         const device_keep_set on_device(kept);
-        const up::cuda_device device = current_device(grids[i / 8 % 4], bodies[i / 32 % 2]);
+        const up::cuda_device device = current_device(grids[i / 8 % 4]);
         const auto count = static_cast<std::int32_t>(1 + random() % 10);
         INFO("case " << i << ": " << count << " tensors, " << kept.kept() << " of " << rows
                      << " rows, max_ctas " << device.max_ctas);
@@ -133,7 +133,7 @@ TEST_CASE("compact on a device: tensors in place and out of place in one call") 
         }
         REQUIRE(up::compact(kept.view, from.host_views().data(), host_to.data(), 4, {}).ok());
         check_ok(up::compact(on_device.view, from.device_views().data(), device_to.data(), 4, scratch.view(),
-                             current_device(grids[i % 4], bodies[i / 8 % 2]), nullptr));
+                             current_device(grids[i % 4]), nullptr));
         from.compare();
         to.compare();
     }
@@ -146,7 +146,7 @@ TEST_CASE("compact on a device: many thread blocks in place, again and again") {
     // Enough rows that some are written while others are read, at every distance.
     std::mt19937 random(static_cast<unsigned>(uniprefill_test::seed()) + 2);
     const device_scratch scratch;
-    // Several rows of a piece; a row that is two pieces; and more pieces than there are bits for.
+    // Several rows of a tile, rows that begin anywhere in one, and more tiles than there are bits for.
     for (const auto& [rows, row_bytes] : {std::pair{20000, 2048}, {6000, 8208}, {70000, 1025}}) {
         const tensor values(rows, row_bytes, row_bytes, 5);
         device_tensor on_device(values);
@@ -155,14 +155,12 @@ TEST_CASE("compact on a device: many thread blocks in place, again and again") {
             const device_keep_set map(kept);
             tensor wanted = values;
             REQUIRE(up::compact(kept.view, wanted.view(), wanted.view(), {}).ok());
-            for (const up::cuda_body body : bodies) {
-                on_device.set(values.bytes);
-                check_ok(up::compact(map.view, on_device.view(), on_device.view(), scratch.view(),
-                                     current_device(0, body), nullptr));
-                INFO("case " << i << ": " << kept.kept() << " of " << rows << " rows of " << row_bytes
-                             << " bytes, body " << static_cast<int>(body));
-                REQUIRE(on_device.bytes() == wanted.bytes);
-            }
+            on_device.set(values.bytes);
+            check_ok(up::compact(map.view, on_device.view(), on_device.view(), scratch.view(),
+                                 current_device(), nullptr));
+            INFO("case " << i << ": " << kept.kept() << " of " << rows << " rows of " << row_bytes
+                         << " bytes");
+            REQUIRE(on_device.bytes() == wanted.bytes);
         }
     }
 }
@@ -269,7 +267,7 @@ TEST_CASE("compact on a device: maps and counts that make no sense touch no othe
             INFO("case " << i << ", rows of " << bytes << " bytes");
             tensor source(rows, bytes, bytes, 1), packed(rows, bytes, bytes, 2);
             const device_tensor from(source), to(packed), back(packed);
-            const up::cuda_device device = current_device(0, bodies[i / 7 % 2]);
+            const up::cuda_device device = current_device();
             check_ok(up::compact(hostile.view, from.view(), to.view(), {}, device, nullptr));
             for (std::int32_t row = 0; row < counted; ++row) {
                 const std::int32_t old = map[static_cast<std::size_t>(row)];

@@ -81,31 +81,6 @@ TEST_CASE("moved_tensor: the widest word that addresses, strides and rows allow"
     CHECK(word(1, 48, 32) == 1);
 }
 
-TEST_CASE("bulk pieces: every byte of every row is in one piece, in order") {
-    alignas(64) static unsigned char memory[64];
-    CHECK_FALSE(up::detail::suits_bulk(up::detail::moved({memory, 1024, 496, 2}, {memory, 1024, 496, 2})));
-    CHECK_FALSE(up::detail::suits_bulk(up::detail::moved({memory, 1028, 1024, 2}, {memory, 1028, 1024, 2})));
-    for (const std::int64_t bytes : {512, 528, 4096, 4112, 8192, 8208, 10768, 65536, 1 << 20}) {
-        for (const std::int32_t rows : {0, 1, 15, 16, 17, 1000}) {
-            const auto tensor = up::detail::moved({memory, bytes, bytes, rows}, {memory, bytes, bytes, rows});
-            INFO(rows << " rows of " << bytes << " bytes");
-            REQUIRE(up::detail::suits_bulk(tensor));
-            REQUIRE((tensor.rows_at_once >= 1 && tensor.rows_at_once <= 32));
-            std::int64_t expected = 0; // the byte that comes next, rows after each other
-            const auto pieces = up::detail::bulk_pieces(rows, tensor.rows_at_once, tensor.parts);
-            for (std::uint32_t piece = 0; piece < pieces; ++piece) {
-                const auto what = up::detail::piece_of(tensor, piece);
-                REQUIRE(what.row * bytes + what.byte == expected);
-                REQUIRE((what.bytes > 0 && what.bytes % 16 == 0));
-                REQUIRE(what.bytes * tensor.rows_at_once <= std::int32_t{up::detail::bulk_piece_bytes});
-                REQUIRE(what.row < rows);
-                expected += std::min(tensor.rows_at_once, rows - what.row) * std::int64_t{what.bytes};
-            }
-            CHECK(expected == rows * bytes);
-        }
-    }
-}
-
 TEST_CASE("probes: no row beyond the bound is read from where it goes") {
     std::mt19937 random(static_cast<unsigned>(uniprefill_test::seed()) + 1);
     std::int64_t spared = 0;

@@ -7,11 +7,7 @@
 /// Hidden states and residuals are read once and written once, kept rows only: four rows of traffic where
 /// gathering both, copying them back, adding and normalising take twelve.
 ///
-/// Rows of up to 23.5 KiB go through the copy engine that devices have from compute capability 9.0 on
-/// (cuda_body::portable keeps it out).
-///
-/// Deterministic: the result of a row depends on that row, the weights, epsilon and the body alone, not on
-/// its place, other rows, the grid or the run. One launch (in place, a short one before it). Complexity:
+/// Deterministic: the result of a row depends on that row, the weights and epsilon alone, not on its place, other rows, the grid or the run. One launch (in place, a short one before it). Complexity:
 /// O(bytes of kept rows). Thread-safe on different tensors and scratch. Otherwise as compaction.cuh says.
 #pragma once
 

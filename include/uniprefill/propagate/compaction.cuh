@@ -3,8 +3,7 @@
 
 /// @file
 /// Moving rows in device memory: kept ones together, and back to where they were. Rows are bytes: any element
-/// type, any stride. Rows of multiples of 16 bytes at such addresses and strides move fastest: from 512 bytes
-/// on and compute capability 9.0 on by the copy engine (cuda_body::portable keeps it out).
+/// type, any stride. Rows of multiples of 16 bytes at such addresses and strides move fastest.
 ///
 /// One launch for up to eight tensors (in place, a short one before it). Nothing is allocated, waited for or
 /// read back: map and count are read when the kernel runs, so a captured call is replayed with others. Map

@@ -4,8 +4,7 @@
 #pragma once
 
 #include <uniprefill/propagate/detail/check_rows.hpp>
-#include <uniprefill/propagate/detail/cuda_norm_bulk.cuh>
-#include <uniprefill/propagate/detail/cuda_norm_registers.cuh>
+#include <uniprefill/propagate/detail/cuda_norm.cuh>
 
 #include <cstddef>
 #include <type_traits>
@@ -86,10 +85,8 @@ UNIPREFILL_HOST_API status compact_add_norm(const row_map& rows, const add_norm<
     }
 
     detail::norm_move<Weight> move;
-    detail::move_orders* orders = nullptr;
     if (in_place && !rows.identity) {
-        UNIPREFILL_TRY(detail::take_orders(scratch, orders));
-        move.order = &orders->bulk;
+        UNIPREFILL_TRY(detail::take_order(scratch, move.order));
     }
     if (rows.num_kept == 0) {
         return success();
@@ -111,12 +108,10 @@ UNIPREFILL_HOST_API status compact_add_norm(const row_map& rows, const add_norm<
     move.num_rows = rows.num_rows;
     move.kept_to_old = rows.identity ? nullptr : rows.kept_to_old;
     move.kept_count = rows.identity ? nullptr : rows.kept_count;
-    if (orders != nullptr) {
-        UNIPREFILL_TRY(detail::clear_orders(orders, device, stream));
+    if (move.order != nullptr) {
+        UNIPREFILL_TRY(detail::clear_order(move.order, device, stream));
     }
-    return detail::norms_in_bulk(device, hidden.row_bytes)
-               ? detail::launch_norm_in_bulk<Element>(move, device, stream)
-               : detail::launch_norm_in_registers<Element>(move, device, stream);
+    return detail::launch_norm<Element>(move, device, stream);
 }
 
 UNIPREFILL_END_NAMESPACE

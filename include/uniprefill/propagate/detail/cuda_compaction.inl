@@ -10,11 +10,11 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
-/// Launches moves that have been checked, a few tensors at a time; those that go in bulk come first.
+/// Launches moves that have been checked, a few tensors at a time.
 [[nodiscard]] inline UNIPREFILL_HOST_API status move_on_device(const row_map& rows, const byte_rows* sources,
                                                                const byte_rows* destinations,
                                                                std::int32_t count, bool scatters,
-                                                               move_orders* orders, const cuda_device& device,
+                                                               piece_order* order, const cuda_device& device,
                                                                backend::cuda::stream stream) noexcept {
     row_move move;
     move.scatters = scatters;
@@ -22,24 +22,17 @@ namespace detail {
     move.num_rows = rows.num_rows;
     move.kept_to_old = rows.identity ? nullptr : rows.kept_to_old;
     move.kept_count = rows.identity ? nullptr : rows.kept_count;
-    for (const bool in_bulk : {true, false}) {
-        for (std::int32_t t = 0; t < count; ++t) {
-            const bool in_place = is_in_place(sources[t], destinations[t]);
-            if (sources[t].row_bytes == 0 || (in_place && rows.identity)) {
-                continue;
-            }
-            const moved_tensor tensor = moved(sources[t], destinations[t]);
-            if ((has_bulk_copies(device) && suits_bulk(tensor)) != in_bulk) {
-                continue;
-            }
-            move.tensors[move.count++] = tensor;
-            move.bulk_count += in_bulk ? 1 : 0;
-            move.orders = in_place ? orders : move.orders;
-            if (move.count == moved_at_once) {
-                UNIPREFILL_TRY(launch_move(move, device, stream));
-                move.count = move.bulk_count = 0;
-                move.orders = nullptr;
-            }
+    for (std::int32_t t = 0; t < count; ++t) {
+        const bool in_place = is_in_place(sources[t], destinations[t]);
+        if (sources[t].row_bytes == 0 || (in_place && rows.identity)) {
+            continue;
+        }
+        move.tensors[move.count++] = moved(sources[t], destinations[t]);
+        move.order = in_place ? order : move.order;
+        if (move.count == moved_at_once) {
+            UNIPREFILL_TRY(launch_move(move, device, stream));
+            move.count = 0;
+            move.order = nullptr;
         }
     }
     return launch_move(move, device, stream);
@@ -59,11 +52,10 @@ namespace detail {
     return success();
 }
 
-/// Checks the scratch of a move in place. @param orders the scratch as the kernels use it
-[[nodiscard]] inline UNIPREFILL_HOST_API status take_orders(workspace scratch,
-                                                            move_orders*& orders) noexcept {
+/// Checks the scratch of a move in place. @param order the scratch as the kernels use it
+[[nodiscard]] inline UNIPREFILL_HOST_API status take_order(workspace scratch, piece_order*& order) noexcept {
     UNIPREFILL_TRY(scratch.check(in_place_scratch_bytes()));
-    orders = static_cast<move_orders*>(scratch.data());
+    order = static_cast<piece_order*>(scratch.data());
     return success();
 }
 
@@ -71,7 +63,7 @@ namespace detail {
 
 inline UNIPREFILL_HOST_API std::size_t in_place_scratch_bytes() noexcept {
     workspace counting;
-    static_cast<void>(counting.take<detail::move_orders>(1));
+    static_cast<void>(counting.take<detail::piece_order>(1));
     return counting.bytes_used();
 }
 
@@ -82,13 +74,13 @@ inline UNIPREFILL_HOST_API status compact(const row_map& rows, const byte_rows* 
     UNIPREFILL_TRY(detail::check_map(rows, memory_space::device));
     UNIPREFILL_TRY(detail::check_moves(sources, destinations, count, rows.num_rows, rows.num_kept, true));
     UNIPREFILL_TRY(detail::check_words(sources, destinations, count));
-    detail::move_orders* orders = nullptr;
-    for (std::int32_t t = 0; t < count && orders == nullptr; ++t) {
+    detail::piece_order* order = nullptr;
+    for (std::int32_t t = 0; t < count && order == nullptr; ++t) {
         if (!rows.identity && detail::is_in_place(sources[t], destinations[t])) {
-            UNIPREFILL_TRY(detail::take_orders(scratch, orders));
+            UNIPREFILL_TRY(detail::take_order(scratch, order));
         }
     }
-    return detail::move_on_device(rows, sources, destinations, count, false, orders, device, stream);
+    return detail::move_on_device(rows, sources, destinations, count, false, order, device, stream);
 }
 
 inline UNIPREFILL_HOST_API status scatter(const row_map& rows, const byte_rows* sources,

@@ -6,12 +6,10 @@
 #pragma once
 
 #include <uniprefill/core/cuda.cuh>
-#include <uniprefill/propagate/detail/cuda_move_bulk.cuh>
 #include <uniprefill/propagate/detail/cuda_order.cuh>
 #include <uniprefill/propagate/detail/cuda_row_move.cuh>
 #include <uniprefill/propagate/detail/row_tiles.hpp>
 
-#include <cstddef>
 #include <cstdint>
 
 UNIPREFILL_BEGIN_NAMESPACE
@@ -19,7 +17,8 @@ UNIPREFILL_BEGIN_NAMESPACE
 namespace detail {
 
 /// The shape of the loops over words: each thread has some words of 16 bytes in flight before the first is
-/// written. In order more blocks are better, as some of them wait.
+/// written. More in flight than it takes makes memory slower, and so do narrower blocks. In order more blocks
+/// are better, as some of them wait.
 template <bool InOrder>
 struct move_shape {
     static constexpr int threads = InOrder ? 256 : 512;
@@ -27,7 +26,7 @@ struct move_shape {
     static constexpr int blocks = InOrder ? 3 : 2; ///< of a multiprocessor
     static constexpr int tile = threads * words;   ///< words
 };
-static_assert(move_shape<false>::threads >= 32 * bulk_warps && move_shape<true>::threads >= 32 * bulk_warps);
+static_assert(move_shape<false>::tile == move_shape<true>::tile);
 
 /// Whole rows are read once, so the first-level cache would only be filled for nothing. Not through the
 /// read-only path: in place, the same memory is written.
@@ -68,196 +67,241 @@ __device__ UNIPREFILL_HIDDEN inline void forget_origin(std::uint32_t& value) {
     asm volatile("" : "+r"(value));
 }
 
-/// What a thread block knows of the order of pieces.
-struct move_turn {
-    device_reader reader;          ///< warp 0
-    std::uint32_t first_piece = 0; ///< the piece that the tensor's first tile is
-    std::uint32_t next_ticket = 0; ///< thread 0: drawn when the tile could be written
+/// The row that each of a thread's words of a tile comes from or goes to, as the map says.
+template <bool InOrder>
+struct tile_olds {
+    using shape = move_shape<InOrder>;
+    std::int32_t old[shape::words]; ///< -1: beyond the kept rows
+
+    __device__ UNIPREFILL_HIDDEN void look_up(const row_move& move, const moved_tensor& tensor,
+                                              std::int32_t kept, std::int64_t tile) {
+        const tile_start start = start_of(tile, tensor.words, shape::tile);
+#pragma unroll
+        for (int i = 0; i < shape::words; ++i) {
+            const std::uint32_t word = start.word + threadIdx.x + static_cast<std::uint32_t>(i * shape::threads);
+            const std::uint32_t row =
+                static_cast<std::uint32_t>(start.row) + tensor.by_words.quotient(word);
+            old[i] = row >= static_cast<std::uint32_t>(kept) ? -1
+                     : move.kept_to_old == nullptr           ? static_cast<std::int32_t>(row)
+                                                             : move.kept_to_old[row];
+        }
+    }
 };
 
-/// Moves one tile of a tensor.
+/// A thread's words of one tile.
 template <bool InOrder, class Word>
-__device__ UNIPREFILL_HIDDEN void move_tile(const row_move& move, const moved_tensor& tensor,
-                                            std::int32_t kept, std::int64_t tile, move_turn& turn) {
-    using Shape = move_shape<InOrder>;
-    const tile_start start = start_of(tile, tensor.words, Shape::tile);
-    const auto first_row = static_cast<std::uint32_t>(start.row);
-    std::uint32_t first_word = start.word + threadIdx.x; // from first_row on
-    std::int32_t olds[Shape::words];                     // -1: nothing to move
-#pragma unroll
-    for (int i = 0; i < Shape::words; ++i) {
-        const std::uint32_t row =
-            first_row + tensor.by_words.quotient(first_word + static_cast<std::uint32_t>(i * Shape::threads));
-        olds[i] = row >= static_cast<std::uint32_t>(kept) ? -1
-                  : move.kept_to_old == nullptr           ? static_cast<std::int32_t>(row)
-                                                          : move.kept_to_old[row];
+class tile_words {
+  public:
+    using shape = move_shape<InOrder>;
+
+    __device__ UNIPREFILL_HIDDEN tile_words(const row_move& move, const moved_tensor& tensor, std::int64_t tile)
+        : move_(move)
+        , tensor_(tensor) {
+        const tile_start start = start_of(tile, tensor.words, shape::tile);
+        first_row_ = static_cast<std::uint32_t>(start.row);
+        first_word_ = start.word + threadIdx.x;
     }
-    // Rows and places are worked out anew in each loop: registers are scarcer than instructions.
-    forget_origin(first_word);
-    Word words[Shape::words];
+    __device__ UNIPREFILL_HIDDEN void load(const tile_olds<InOrder>& olds) {
+        // Rows and places are worked out anew in each loop: registers are scarcer than instructions.
+        forget_origin(first_word_);
 #pragma unroll
-    for (int i = 0; i < Shape::words; ++i) {
-        const word_place place =
-            place_of(tensor, first_word + static_cast<std::uint32_t>(i * Shape::threads));
-        const std::uint32_t row = first_row + place.rows_on;
-        if (olds[i] >= move.num_rows || (tensor.in_place && olds[i] == static_cast<std::int32_t>(row))) {
-            olds[i] = -1;
-        }
-        // Where nothing is to be moved, row 0 is read: there always is one.
-        const std::int64_t from = olds[i] < 0 ? 0 : move.scatters ? std::int64_t{row} : std::int64_t{olds[i]};
-        load_word(words[i], tensor.source + from * tensor.source_stride + place.byte<Word>());
-    }
-    if constexpr (InOrder) {
-        // What has to be read before this tile is written; found while the tile is on its way.
-        const std::uint32_t piece = turn.first_piece + static_cast<std::uint32_t>(tile);
-        std::uint32_t needed = 0;
-        if (threadIdx.x < 32) {
-            if (tensor.in_place) {
-                const std::int64_t beyond = start_of(tile + 1, tensor.words, Shape::tile).row + 1;
-                const std::int32_t end = beyond < kept ? static_cast<std::int32_t>(beyond) : kept;
-                const std::int64_t tiles =
-                    tiles_of(rows_read_below(move.kept_to_old, end), tensor.words, Shape::tile);
-                needed = turn.first_piece + static_cast<std::uint32_t>(tiles < tile ? tiles : tile);
+        for (int i = 0; i < shape::words; ++i) {
+            const word_place place = place_of_word(i);
+            const auto row = static_cast<std::int32_t>(first_row_ + place.rows_on);
+            old_[i] = olds.old[i];
+            if (old_[i] >= move_.num_rows || (tensor_.in_place && old_[i] == row)) {
+                old_[i] = -1;
             }
-            static_cast<void>(turn.reader.look(needed)); // so that there is less to wait for afterwards
+            // Where nothing is to be moved, row 0 is read: there always is one.
+            const std::int64_t from = old_[i] < 0 ? 0 : move_.scatters ? row : old_[i];
+            load_word(words_[i], tensor_.source + from * tensor_.source_stride + place.byte<Word>());
         }
+    }
+    /// Returns once all threads' words are there.
+    __device__ UNIPREFILL_HIDDEN void wait() const {
         // The barrier takes a bit of every word, so that no load is outstanding behind it.
         std::uint32_t bits = 0;
 #pragma unroll
-        for (int i = 0; i < Shape::words; ++i) {
-            bits |= some_bits(words[i]);
+        for (int i = 0; i < shape::words; ++i) {
+            bits |= some_bits(words_[i]);
         }
         static_cast<void>(__syncthreads_or(static_cast<int>(bits)));
-        turn.next_ticket = take_turn(move.orders->words, turn.reader, piece, needed);
     }
-    forget_origin(first_word);
+    __device__ UNIPREFILL_HIDDEN void store() {
+        forget_origin(first_word_);
 #pragma unroll
-    for (int i = 0; i < Shape::words; ++i) {
-        const word_place place =
-            place_of(tensor, first_word + static_cast<std::uint32_t>(i * Shape::threads));
-        const std::int64_t to =
-            move.scatters ? std::int64_t{olds[i]} : std::int64_t{first_row + place.rows_on};
-        if (olds[i] >= 0) {
-            *reinterpret_cast<Word*>(tensor.destination + to * tensor.destination_stride +
-                                     place.byte<Word>()) = words[i];
+        for (int i = 0; i < shape::words; ++i) {
+            const word_place place = place_of_word(i);
+            const std::int64_t to =
+                move_.scatters ? std::int64_t{old_[i]} : std::int64_t{first_row_ + place.rows_on};
+            if (old_[i] >= 0) {
+                *reinterpret_cast<Word*>(tensor_.destination + to * tensor_.destination_stride +
+                                         place.byte<Word>()) = words_[i];
+            }
         }
+    }
+
+  private:
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN word_place place_of_word(int i) const {
+        return place_of(tensor_, first_word_ + static_cast<std::uint32_t>(i * shape::threads));
+    }
+
+    const row_move& move_;
+    const moved_tensor& tensor_;
+    std::uint32_t first_row_;
+    std::uint32_t first_word_; ///< from first_row_ on
+    std::int32_t old_[shape::words]; ///< -1: nothing to move
+    Word words_[shape::words];
+};
+
+/// Calls @p visit with a word of @p bytes bytes.
+template <class Visit>
+__device__ UNIPREFILL_HIDDEN void visit_word(std::int32_t bytes, const Visit& visit) {
+    switch (bytes) {
+    case 16:
+        visit(uint4{});
+        break;
+    case 4:
+        visit(std::uint32_t{});
+        break;
+    case 2:
+        visit(std::uint16_t{});
+        break;
+    default:
+        visit(std::uint8_t{});
+        break;
     }
 }
 
-/// Moves the tensors that don't go in bulk, tile after tile of one after the other, spread over the thread
-/// blocks. In order, a thread block takes the next tile that nobody has. Called by all threads.
+/// A piece of the move: a tile of one of its tensors, which are taken one after the other.
+struct tile_of_move {
+    std::int32_t tensor = 0;      ///< the move's count: there is no such piece
+    std::int64_t first_piece = 0; ///< the piece that the tensor's first tile is
+    std::int64_t tile = 0;        ///< of the tensor
+};
 template <bool InOrder>
-__device__ UNIPREFILL_HIDDEN void move_by_words(const row_move& move, std::int32_t kept,
-                                                std::uint32_t& ticket) {
-    piece_order* const order = InOrder ? &move.orders->words : nullptr;
-    move_turn turn{device_reader(order)};
-    std::int64_t piece = blockIdx.x;
-    if constexpr (InOrder) {
-        piece = first_ticket(*order, ticket);
-    }
-    for (;;) {
-        std::int64_t first = 0;
-        std::int32_t t = move.bulk_count;
-        for (; t < move.count; ++t) {
-            const std::int64_t beyond =
-                first + tiles_of(kept, move.tensors[t].words, move_shape<InOrder>::tile);
-            if (piece < beyond) {
-                break;
-            }
-            first = beyond;
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN tile_of_move find_tile(const row_move& move, std::int32_t kept,
+                                                                  std::int64_t piece) {
+    tile_of_move found;
+    for (; found.tensor < move.count; ++found.tensor) {
+        const std::int64_t tiles = tiles_of(kept, move.tensors[found.tensor].words, move_shape<InOrder>::tile);
+        if (piece < found.first_piece + tiles) {
+            break;
         }
-        if (t == move.count) {
+        found.first_piece += tiles;
+    }
+    found.tile = piece - found.first_piece;
+    return found;
+}
+
+/// Moves rows out of place: pieces are spread over the thread blocks. The map is read for the next piece while
+/// this one is on its way.
+__device__ UNIPREFILL_HIDDEN inline void move_in_any_order(const row_move& move, std::int32_t kept) {
+    std::int64_t piece = blockIdx.x;
+    tile_of_move here = find_tile<false>(move, kept, piece);
+    tile_olds<false> olds{};
+    if (here.tensor < move.count) {
+        olds.look_up(move, move.tensors[here.tensor], kept, here.tile);
+    }
+    while (here.tensor < move.count) {
+        piece += gridDim.x;
+        const moved_tensor& tensor = move.tensors[here.tensor];
+        const tile_of_move next = find_tile<false>(move, kept, piece);
+        visit_word(tensor.word_bytes, [&](auto word) {
+            tile_words<false, decltype(word)> held(move, tensor, here.tile);
+            held.load(olds);
+            if (next.tensor < move.count) {
+                olds.look_up(move, move.tensors[next.tensor], kept, next.tile);
+            }
+            held.store();
+        });
+        here = next;
+    }
+}
+
+/// Pieces of the move that must be read before one of them is written. Called by all lanes of a warp.
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::uint32_t
+pieces_before(const row_move& move, std::int32_t kept, const tile_of_move& here) {
+    const moved_tensor& tensor = move.tensors[here.tensor];
+    if (!tensor.in_place) {
+        return 0;
+    }
+    constexpr std::int32_t words = move_shape<true>::tile;
+    const std::int64_t beyond = start_of(here.tile + 1, tensor.words, words).row + 1;
+    const std::int32_t end = beyond < kept ? static_cast<std::int32_t>(beyond) : kept;
+    const std::int64_t tiles = tiles_of(rows_read_below(move.kept_to_old, end), tensor.words, words);
+    return static_cast<std::uint32_t>(here.first_piece + (tiles < here.tile ? tiles : here.tile));
+}
+
+/// Moves rows of which some are in place: a thread block takes the next piece that nobody has.
+__device__ UNIPREFILL_HIDDEN inline void move_in_order(const row_move& move, std::int32_t kept,
+                                                       block_turn& shared) {
+    ordered_block turn(move.order, shared);
+    std::uint32_t piece = turn.first();
+    for (;;) {
+        const tile_of_move here = find_tile<true>(move, kept, piece);
+        if (here.tensor == move.count) {
             return;
         }
-        if constexpr (InOrder) {
-            turn.first_piece = static_cast<std::uint32_t>(first);
-        }
-        const moved_tensor& tensor = move.tensors[t];
-        switch (tensor.word_bytes) {
-        case 16:
-            move_tile<InOrder, uint4>(move, tensor, kept, piece - first, turn);
-            break;
-        case 4:
-            move_tile<InOrder, std::uint32_t>(move, tensor, kept, piece - first, turn);
-            break;
-        case 2:
-            move_tile<InOrder, std::uint16_t>(move, tensor, kept, piece - first, turn);
-            break;
-        default:
-            move_tile<InOrder, std::uint8_t>(move, tensor, kept, piece - first, turn);
-            break;
-        }
-        if constexpr (InOrder) {
-            piece = pass_ticket(turn.next_ticket, ticket);
-        } else {
-            piece += gridDim.x;
-        }
+        const moved_tensor& tensor = move.tensors[here.tensor];
+        tile_olds<true> olds;
+        olds.look_up(move, tensor, kept, here.tile);
+        visit_word(tensor.word_bytes, [&](auto word) {
+            tile_words<true, decltype(word)> held(move, tensor, here.tile);
+            held.load(olds);
+            std::uint32_t needed = 0;
+            if (threadIdx.x < 32) { // while the tile is on its way
+                needed = pieces_before(move, kept, here);
+                turn.look(needed);
+            }
+            held.wait();
+            turn.begin_writing(piece, needed);
+            held.store();
+        });
+        piece = turn.next();
     }
 }
 
-/// Moves rows. Where all tensors go in bulk, a thread block is a few warps; otherwise these warps come to the
-/// others' work later.
 template <bool InOrder>
 UNIPREFILL_HIDDEN __global__ void __launch_bounds__(move_shape<InOrder>::threads, move_shape<InOrder>::blocks)
     move_rows_kernel(const __grid_constant__ row_move move) {
-    extern __shared__ uint4 moved_stages[];
-    __shared__ bulk_arrival arrivals[bulk_warps];
-    __shared__ std::uint32_t ticket;
-    const std::uint32_t warp = threadIdx.x / 32;
-    const bool in_bulk = warp < bulk_warps && move.bulk_count > 0;
-    if (in_bulk && threadIdx.x % 32 == 0) {
-        arrivals[warp].start();
-    }
-    __syncwarp();
     wait_for_previous_kernel();
     let_next_kernel_start();
     const std::int32_t kept = kept_rows(move.kept_count, move.num_kept);
-    if (in_bulk) {
-        move_in_bulk<InOrder>(move, kept, blockIdx.x * bulk_warps + warp, gridDim.x * bulk_warps,
-                              reinterpret_cast<std::byte*>(moved_stages) + warp * bulk_piece_bytes,
-                              arrivals[warp]);
-    }
-    if (move.count > move.bulk_count) {
-        move_by_words<InOrder>(move, kept, ticket);
+    if constexpr (InOrder) {
+        __shared__ block_turn turn;
+        move_in_order(move, kept, turn);
+    } else {
+        move_in_any_order(move, kept);
     }
 }
 
 /// Moves the tensors of @p move.
 [[nodiscard]] inline UNIPREFILL_HOST_API status launch_move(const row_move& move, const cuda_device& device,
                                                             backend::cuda::stream stream) noexcept {
-    const bool in_order = move.orders != nullptr;
-    std::int64_t pieces = 0; // in bulk
     std::int64_t tiles = 0;
     for (std::int32_t t = 0; t < move.count; ++t) {
-        const moved_tensor& tensor = move.tensors[t];
-        if (t < move.bulk_count) {
-            pieces += bulk_pieces(move.num_kept, tensor.rows_at_once, tensor.parts);
-        } else {
-            tiles += tiles_of(move.num_kept, tensor.words, move_shape<false>::tile);
-        }
+        tiles += tiles_of(move.num_kept, move.tensors[t].words, move_shape<false>::tile);
     }
-    static_assert(move_shape<false>::tile == move_shape<true>::tile);
-    if (pieces + tiles == 0) {
+    if (tiles == 0) {
         return success();
     }
-    if (pieces > INT32_MAX || tiles > INT32_MAX) {
-        return failure(status_code::out_of_range, "tensors", "at most 2^31 pieces of 8 to 32 KiB",
-                       pieces + tiles);
+    if (tiles > INT32_MAX) {
+        return failure(status_code::out_of_range, "tensors", "at most 2^31 tiles of 2048 words", tiles);
     }
-    const std::int64_t wanted = (pieces + bulk_warps - 1) / bulk_warps;
-    const std::int64_t blocks = wanted > tiles ? wanted : tiles;
-    const std::int32_t fit = device.ctas(tiles == 0 ? bulk_blocks
-                                         : in_order ? move_shape<true>::blocks
-                                                    : move_shape<false>::blocks);
-    const dim3 grid(static_cast<unsigned>(blocks < fit ? blocks : fit));
-    const std::size_t shared = pieces > 0 ? std::size_t{bulk_warps} * bulk_piece_bytes : 0;
-    if (!in_order) {
-        const dim3 block(tiles == 0 ? 32 * bulk_warps : move_shape<false>::threads);
-        return launch(device, &move_rows_kernel<false>, grid, block, shared, stream, move);
+    const auto grid_of = [&](std::int32_t per_multiprocessor) {
+        const std::int32_t fit = device.ctas(per_multiprocessor);
+        return dim3(static_cast<unsigned>(tiles < fit ? tiles : fit));
+    };
+    if (move.order == nullptr) {
+        using shape = move_shape<false>;
+        return launch(device, &move_rows_kernel<false>, grid_of(shape::blocks), dim3(shape::threads), 0, stream,
+                      move);
     }
-    UNIPREFILL_TRY(clear_orders(move.orders, device, stream));
-    const dim3 block(tiles == 0 ? 32 * bulk_warps : move_shape<true>::threads);
-    return launch(device, &move_rows_kernel<true>, grid, block, shared, stream, move);
+    using shape = move_shape<true>;
+    UNIPREFILL_TRY(clear_order(move.order, device, stream));
+    return launch(device, &move_rows_kernel<true>, grid_of(shape::blocks), dim3(shape::threads), 0, stream,
+                  move);
 }
 
 } // namespace detail

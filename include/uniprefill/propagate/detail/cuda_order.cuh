@@ -15,13 +15,6 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
-/// The scratch of a move in place: rows that go in bulk and rows that go word by word are counted apart.
-struct move_orders {
-    piece_order bulk;
-    piece_order words;
-};
-static_assert(sizeof(move_orders) % 16 == 0);
-
 /// Operations on words that warps share. Called by all lanes of a warp, which get the same result. On the
 /// host they are never called.
 struct device_words {
@@ -93,22 +86,19 @@ using device_reader = piece_reader<device_words>;
 
 /// Clears what a move in place needs.
 template <class Word = uint4>
-UNIPREFILL_HIDDEN __global__ void __launch_bounds__(1024) clear_orders_kernel(move_orders* orders) {
+UNIPREFILL_HIDDEN __global__ void __launch_bounds__(1024) clear_order_kernel(piece_order* order) {
+    static_assert(sizeof(piece_order) % sizeof(Word) == 0);
     wait_for_previous_kernel();
     let_next_kernel_start();
-    constexpr std::uint32_t words = sizeof(move_orders) / sizeof(Word);
+    constexpr std::uint32_t words = sizeof(piece_order) / sizeof(Word);
     for (std::uint32_t word = threadIdx.x; word < words; word += blockDim.x) {
-        reinterpret_cast<Word*>(orders)[word] = Word{};
+        reinterpret_cast<Word*>(order)[word] = Word{};
     }
 }
 
-[[nodiscard]] inline UNIPREFILL_HOST_API status clear_orders(move_orders* orders, const cuda_device& device,
-                                                             backend::cuda::stream stream) noexcept {
-    return launch(device, &clear_orders_kernel<uint4>, dim3(1), dim3(1024), 0, stream, orders);
-}
-
-[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::uint32_t draw_ticket(piece_order& order) {
-    return atomicAdd(&order.next_ticket, 1u);
+[[nodiscard]] inline UNIPREFILL_HOST_API status clear_order(piece_order* order, const cuda_device& device,
+                                                            backend::cuda::stream stream) noexcept {
+    return launch(device, &clear_order_kernel<uint4>, dim3(1), dim3(1024), 0, stream, order);
 }
 
 /// An upper bound of how many of the first rows of @p kept_to_old are read from below row @p end, where the
@@ -121,43 +111,69 @@ __device__ UNIPREFILL_HIDDEN inline std::int32_t rows_read_below(const std::int3
     return rows_by_probes(found == 0 ? 32 : __ffs(static_cast<int>(found)) - 1, end);
 }
 
-/// The first ticket of a thread block. Called by all threads. @param shared in shared memory
-__device__ UNIPREFILL_HIDDEN inline std::uint32_t first_ticket(piece_order& order, std::uint32_t& shared) {
-    if (threadIdx.x == 0) {
-        shared = draw_ticket(order);
-    }
-    __syncthreads();
-    return shared;
-}
+/// What the threads of a block share to move pieces in order. In shared memory.
+struct block_turn {
+    std::uint32_t ticket;
+    bool open; ///< whether the piece can be written without a wait
+};
 
-/// Behind a barrier that follows the block's last read of the piece: says that it is read, and returns when
-/// it may be written. Called by all threads. @param needed only what warp 0 says counts
-/// @return thread 0: the next ticket. Drawn only now: who holds one without reading its piece makes all above
-///         wait.
-[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::uint32_t
-take_turn(piece_order& order, device_reader& reader, std::uint32_t piece, std::uint32_t needed) {
-    std::uint32_t next = 0;
-    if (threadIdx.x < 32) {
-        reader.tell(piece);
-        reader.wait(needed);
+/// A thread block as a worker that moves pieces in order: first(), then for each piece look() while it is on
+/// its way, a barrier once it is there, begin_writing(), next(). Warp 0 deals with the others.
+class ordered_block {
+  public:
+    /// Called by all threads, as are all but look().
+    __device__ UNIPREFILL_HIDDEN ordered_block(piece_order* order, block_turn& shared)
+        : order_(order)
+        , reader_(order)
+        , shared_(shared) {}
+
+    /// The first piece.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t first() {
+        draw();
+        return next();
+    }
+    /// Looks whether all pieces below @p needed are read. Called by warp 0.
+    __device__ UNIPREFILL_HIDDEN void look(std::uint32_t needed) {
+        const bool open = reader_.look(needed);
         if (threadIdx.x == 0) {
-            next = draw_ticket(order);
+            shared_.open = open;
         }
     }
-    __syncthreads();
-    return next;
-}
-
-/// Once the piece is written: lets all threads know the ticket that thread 0 has. @p shared is written by the
-/// next call only behind the barriers of its piece.
-[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::uint32_t pass_ticket(std::uint32_t ticket,
-                                                                            std::uint32_t& shared) {
-    if (threadIdx.x == 0) {
-        shared = ticket;
+    /// Behind the barrier that follows look() and the block's last read of @p piece: says that it is read,
+    /// and returns when it may be written. Where that is at once, the other warps write while warp 0 speaks.
+    /// @param needed as for look(); only what warp 0 says counts
+    __device__ UNIPREFILL_HIDDEN void begin_writing(std::uint32_t piece, std::uint32_t needed) {
+        const bool open = shared_.open;
+        if (threadIdx.x < 32) {
+            reader_.tell(piece);
+            reader_.wait(needed);
+            draw(); // only now: who holds a ticket without reading its piece makes all above wait
+        }
+        if (!open) {
+            __syncthreads();
+        }
     }
-    __syncthreads();
-    return shared;
-}
+    /// The next piece.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t next() {
+        if (threadIdx.x == 0) {
+            shared_.ticket = drawn_;
+        }
+        __syncthreads();
+        return shared_.ticket; // written again only behind the barriers of the piece
+    }
+
+  private:
+    __device__ UNIPREFILL_HIDDEN void draw() {
+        if (threadIdx.x == 0) {
+            drawn_ = atomicAdd(&order_->next_ticket, 1u);
+        }
+    }
+
+    piece_order* order_;
+    device_reader reader_; ///< warp 0
+    block_turn& shared_;
+    std::uint32_t drawn_ = 0; ///< thread 0
+};
 
 } // namespace detail
 

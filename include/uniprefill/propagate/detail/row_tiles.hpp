@@ -2,8 +2,8 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 
 /// @file
-/// How a device cuts the rows of tensors into pieces, and which pieces of a tensor must have been read before
-/// one may be overwritten in place. The arithmetic is the same on host and device, so that it is tested on
+/// How a device cuts the rows of tensors into tiles, and which rows of a tensor must have been read before
+/// some may be overwritten in place. The arithmetic is the same on host and device, so that it is tested on
 /// either.
 #pragma once
 
@@ -38,7 +38,7 @@ struct row_divider {
     }
 };
 
-/// One tensor of a move. A row is a number of words, each moved by one instruction; or it goes in bulk.
+/// One tensor of a move. A row is a number of words, each moved by one instruction.
 struct moved_tensor {
     const std::byte* source = nullptr;
     std::byte* destination = nullptr;
@@ -48,18 +48,9 @@ struct moved_tensor {
     std::int32_t word_bytes = 0;         ///< 16, 4, 2 or 1
     row_divider by_words{};
     bool in_place = false;
-    // A piece that goes in bulk is some rows, or a part of one.
-    std::int32_t rows_at_once = 0; ///< 1..32
-    std::int32_t parts = 0;        ///< of a row; 1 where several go at once
-    std::int32_t part_bytes = 0;   ///< of each part of a row but the last, which may be shorter
 };
 
 inline constexpr std::int64_t max_row_words = std::int64_t{1} << 30;
-
-/// Bytes of a piece that goes in bulk, at most.
-inline constexpr std::int32_t bulk_piece_bytes = 8192;
-/// Rows that are shorter take more copies than it is worth.
-inline constexpr std::int64_t least_bulk_row_bytes = 512;
 
 /// The largest word that addresses, strides and the row are multiples of.
 [[nodiscard]] inline UNIPREFILL_HOST_API std::int32_t word_bytes_of(const byte_rows& source,
@@ -83,42 +74,7 @@ inline constexpr std::int64_t least_bulk_row_bytes = 512;
     made.words = static_cast<std::int32_t>(source.row_bytes / made.word_bytes);
     made.by_words = row_divider::by(static_cast<std::uint32_t>(made.words));
     made.in_place = source.data == destination.data;
-    if (source.row_bytes >= least_bulk_row_bytes) {
-        const std::int64_t parts = (source.row_bytes + bulk_piece_bytes - 1) / bulk_piece_bytes;
-        made.parts = static_cast<std::int32_t>(parts);
-        made.part_bytes = static_cast<std::int32_t>((source.row_bytes / 16 + parts - 1) / parts * 16);
-        made.rows_at_once = parts > 1 ? 1 : static_cast<std::int32_t>(bulk_piece_bytes / source.row_bytes);
-    }
     return made;
-}
-
-/// Whether the tensor can go in bulk.
-[[nodiscard]] inline UNIPREFILL_HOST_API bool suits_bulk(const moved_tensor& tensor) noexcept {
-    return tensor.word_bytes == 16 && tensor.rows_at_once > 0;
-}
-
-/// Pieces that @p rows rows of a tensor make in bulk.
-[[nodiscard]] UNIPREFILL_API constexpr std::int64_t bulk_pieces(std::int32_t rows, std::int32_t rows_at_once,
-                                                                std::int32_t parts) noexcept {
-    const auto at_once = static_cast<std::uint32_t>(rows_at_once);
-    return std::int64_t{(static_cast<std::uint32_t>(rows) + at_once - 1) / at_once} * parts;
-}
-
-/// A piece that goes in bulk.
-struct bulk_piece {
-    std::int32_t row = 0;  ///< the first
-    std::int64_t byte = 0; ///< of each row, the first that goes
-    std::int32_t bytes = 0;
-};
-
-[[nodiscard]] UNIPREFILL_API constexpr bulk_piece piece_of(const moved_tensor& tensor,
-                                                           std::uint32_t piece) noexcept {
-    const auto parts = static_cast<std::uint32_t>(tensor.parts);
-    const std::uint32_t rows = piece / parts;
-    const std::int64_t byte = std::int64_t{piece - rows * parts} * tensor.part_bytes;
-    const std::int64_t left = std::int64_t{tensor.words} * tensor.word_bytes - byte;
-    return {static_cast<std::int32_t>(rows) * tensor.rows_at_once, byte,
-            left < tensor.part_bytes ? static_cast<std::int32_t>(left) : tensor.part_bytes};
 }
 
 /// Tiles of @p tile_words words that @p rows rows of a tensor make, counted row after row.

@@ -2,7 +2,7 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 
 /// @file
-/// Gather, residual add and RMSNorm by loads and stores of threads: any device, rows of up to 64 KiB.
+/// The kernel that gathers, adds and normalises rows of up to 64 KiB, and its launch.
 #pragma once
 
 #include <uniprefill/core/cuda.cuh>
@@ -26,15 +26,14 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(1024)
     wait_for_previous_kernel();
     let_next_kernel_start();
     __shared__ float row_sums[2][32];
-    __shared__ std::uint32_t ticket;
+    __shared__ block_turn shared_turn;
     const std::int32_t kept = kept_rows(move.kept_count, move.num_kept);
     std::uint32_t row = blockIdx.x;
-    device_reader reader(move.order); // warp 0
+    ordered_block turn(move.order, shared_turn);
     if constexpr (InOrder) {
-        row = first_ticket(*move.order, ticket);
+        row = turn.first();
     }
     for (std::uint32_t parity = 1; row < static_cast<std::uint32_t>(kept); parity ^= 1u) {
-        std::uint32_t next = row + gridDim.x;
         const std::int64_t old =
             move.kept_to_old != nullptr ? move.kept_to_old[row] : static_cast<std::int32_t>(row);
         const bool inside = old >= 0 && old < move.num_rows;
@@ -54,7 +53,7 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(1024)
         if constexpr (InOrder) {
             if (threadIdx.x < 32) {
                 needed = rows_before(move, row);
-                static_cast<void>(reader.look(needed)); // so that there is less to wait for afterwards
+                turn.look(needed);
             }
         }
         float squares = 0;
@@ -87,7 +86,7 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(1024)
         const float total = sum_of_block(squares, row_sums[parity]);
         const float scale = rsqrtf(fmaf(total, move.share, move.epsilon));
         if constexpr (InOrder) {
-            next = take_turn(*move.order, reader, row, needed);
+            turn.begin_writing(row, needed);
         }
         if (inside) {
 #pragma unroll
@@ -110,38 +109,45 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(1024)
                 }
             }
         }
-        if constexpr (InOrder) {
-            next = pass_ticket(next, ticket);
-        }
-        row = next;
+        row = InOrder ? turn.next() : row + gridDim.x;
     }
 }
 
-/// Launches it for rows of @p move.vectors vectors.
-template <int Vectors, class Element, class Weight>
-[[nodiscard]] UNIPREFILL_HOST_API status launch_norm_of_vectors(const norm_move<Weight>& move,
-                                                                const cuda_device& device,
-                                                                backend::cuda::stream stream) noexcept {
+/// Threads of a multiprocessor that keep the memory busy: more in flight than it takes makes it slower. In
+/// order some of them wait.
+template <bool InOrder>
+inline constexpr std::int32_t norm_threads = InOrder ? 1280 : 768;
+
+template <int Vectors, bool InOrder, class Element, class Weight>
+[[nodiscard]] UNIPREFILL_HOST_API status launch_norm_of(const norm_move<Weight>& move,
+                                                        const cuda_device& device,
+                                                        backend::cuda::stream stream) noexcept {
     const std::int32_t threads = (move.vectors + 32 * Vectors - 1) / (32 * Vectors) * 32;
-    // Registers allow for 1024 threads of a multiprocessor.
-    const std::int32_t fit = device.ctas(threads > 32 ? 1024 / threads : 32);
+    const std::int32_t blocks = (norm_threads<InOrder> + threads - 1) / threads;
+    const std::int32_t fit = device.ctas(blocks < 32 ? blocks : 32);
     const dim3 grid(static_cast<unsigned>(move.num_kept < fit ? move.num_kept : fit));
-    const dim3 block(static_cast<unsigned>(threads));
-    return move.order == nullptr ? launch(device, &add_norm_kernel<Element, Weight, Vectors, false>, grid,
-                                          block, 0, stream, move)
-                                 : launch(device, &add_norm_kernel<Element, Weight, Vectors, true>, grid,
-                                          block, 0, stream, move);
+    return launch(device, &add_norm_kernel<Element, Weight, Vectors, InOrder>, grid,
+                  dim3(static_cast<unsigned>(threads)), 0, stream, move);
+}
+
+template <int Vectors, class Element, class Weight>
+[[nodiscard]] UNIPREFILL_HOST_API status launch_norm_of(const norm_move<Weight>& move,
+                                                        const cuda_device& device,
+                                                        backend::cuda::stream stream) noexcept {
+    return move.order == nullptr ? launch_norm_of<Vectors, false, Element>(move, device, stream)
+                                 : launch_norm_of<Vectors, true, Element>(move, device, stream);
 }
 
 inline constexpr std::int32_t longest_norm_row = 65536; // bytes
 
 template <class Element, class Weight>
-[[nodiscard]] UNIPREFILL_HOST_API status launch_norm_in_registers(const norm_move<Weight>& move,
+[[nodiscard]] UNIPREFILL_HOST_API status launch_norm(const norm_move<Weight>& move,
                                                                   const cuda_device& device,
                                                                   backend::cuda::stream stream) noexcept {
-    // Fewer vectors of a thread are faster in place, but a block has 1024 threads at most.
-    return move.vectors <= 2 * 1024 ? launch_norm_of_vectors<2, Element>(move, device, stream)
-                                    : launch_norm_of_vectors<4, Element>(move, device, stream);
+    // As few vectors of a thread as a block of at most 1024 threads allows. In and out of place the same, or
+    // sums would differ.
+    return move.vectors <= 2 * 1024 ? launch_norm_of<2, Element>(move, device, stream)
+                                    : launch_norm_of<4, Element>(move, device, stream);
 }
 
 } // namespace detail
