@@ -6,6 +6,8 @@
 // "warm": microseconds of one call among 200 in a graph, everything in L2. "flushed": one call after 256 MiB
 // were overwritten, between two events; the events' own cost is in it, and in the empty kernel's as well.
 
+#include "../support/device_timer.cuh"
+
 #include <uniprefill/select/selector.cuh>
 
 #include <benchmark/benchmark.h>
@@ -14,8 +16,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <random>
@@ -28,41 +28,9 @@ namespace up = uniprefill;
 using selector = up::block_selector<up::selection_rule, up::backend::cuda>;
 using launch_count = up::cuda_selector_options::launch_count;
 
-void check(cudaError_t code, const char* what) {
-    if (code != cudaSuccess) {
-        std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(code));
-        std::exit(1);
-    }
-}
-void check(const up::status& done, const char* what) {
-    if (!done.ok()) {
-        std::fprintf(stderr, "%s: %s, expected %s\n", what, done.argument, done.expected);
-        std::exit(1);
-    }
-}
-
-/// Device memory.
+using device_bench::check;
 template <class T>
-class array {
-  public:
-    explicit array(std::size_t count)
-        : count_(count) {
-        check(cudaMalloc(&data_, (count + 1) * sizeof(T)), "cudaMalloc");
-    }
-    explicit array(const std::vector<T>& values)
-        : array(values.size()) {
-        check(cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice), "upload");
-    }
-    array(const array&) = delete;
-    array& operator=(const array&) = delete;
-    ~array() { cudaFree(data_); }
-    T* data() const { return data_; }
-    std::size_t bytes() const { return count_ * sizeof(T); }
-
-  private:
-    T* data_ = nullptr;
-    std::size_t count_;
-};
+using array = device_bench::device_array<T>;
 
 enum class masses { even, heavy };
 
@@ -144,8 +112,7 @@ struct problem {
     void run(const up::cuda_device& device, const up::cuda_selector_options& how, cudaStream_t stream) {
         check(selector(bounds, device, how)
                   .run(up::mass_view::over(ranks->data(), bounds, up::memory_space::device), batch,
-                       rules->data(), out, {scratch->data(), scratch->bytes()}, stream),
-              "run");
+                       rules->data(), out, {scratch->data(), scratch->bytes()}, stream));
     }
     /// The share of rows that stay.
     double kept() const {
@@ -199,19 +166,6 @@ class warm_timer {
     cudaGraphExec_t graph_ = nullptr;
 };
 
-/// Seconds of one call after the L2 cache was filled with something else.
-double flushed_seconds(const std::function<void(cudaStream_t)>& call, const array<unsigned char>& other,
-                       cudaEvent_t begin, cudaEvent_t end) {
-    check(cudaMemsetAsync(other.data(), 1, other.bytes(), nullptr), "flush");
-    check(cudaEventRecord(begin), "event");
-    call(nullptr);
-    check(cudaEventRecord(end), "event");
-    check(cudaEventSynchronize(end), "call");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "event");
-    return 1e-3 * ms;
-}
-
 void measure(benchmark::State& state, const std::function<void(cudaStream_t)>& call) {
     {
         warm_timer timer(call);
@@ -224,22 +178,16 @@ void measure(benchmark::State& state, const std::function<void(cudaStream_t)>& c
         }
         state.counters["warm_best_us"] = 1e6 * best;
     }
-    static const array<unsigned char> other(std::size_t{256} << 20);
-    cudaEvent_t begin = nullptr;
-    cudaEvent_t end = nullptr;
-    check(cudaEventCreate(&begin), "event");
-    check(cudaEventCreate(&end), "event");
+    static device_bench::device_timer flushed;
     double best = 1e9;
     double sum = 0;
     for (int i = 0; i < 20; ++i) {
-        const double time = flushed_seconds(call, other, begin, end);
+        const double time = static_cast<double>(flushed.time(call));
         best = time < best ? time : best;
         sum += time;
     }
-    state.counters["flushed_best_us"] = 1e6 * best;
-    state.counters["flushed_mean_us"] = 1e6 * sum / 20;
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
+    state.counters["flushed_best_us"] = 1e3 * best;
+    state.counters["flushed_mean_us"] = 1e3 * sum / 20;
 }
 
 template <class = void>
@@ -305,7 +253,7 @@ void add_sort(const shape& what) {
 
 int main(int argc, char** argv) {
     up::cuda_device device;
-    check(up::cuda_device::current(device), "device");
+    check(up::cuda_device::current(device));
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, 0), "device");
     int driver = 0;
@@ -318,14 +266,14 @@ int main(int argc, char** argv) {
 
     add("empty_kernel/overlapped", [=](benchmark::State& state) {
         measure(state, [&](cudaStream_t stream) {
-            check(up::detail::launch(device, &nothing<>, dim3(64), dim3(512), 0, stream), "launch");
+            check(up::detail::launch(device, &nothing<>, dim3(64), dim3(512), 0, stream));
         });
     });
     up::cuda_device plain = device;
     plain.compute_capability = 80;
     add("empty_kernel/plain", [=](benchmark::State& state) {
         measure(state, [&](cudaStream_t stream) {
-            check(up::detail::launch(plain, &nothing<>, dim3(64), dim3(512), 0, stream), "launch");
+            check(up::detail::launch(plain, &nothing<>, dim3(64), dim3(512), 0, stream));
         });
     });
     using rule = up::selection_rule;

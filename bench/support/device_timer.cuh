@@ -62,6 +62,24 @@ void upload(const device_bytes& to, const std::vector<T>& values) {
     check(cudaMemcpy(to.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
 }
 
+/// Device memory of elements.
+template <class T>
+class device_array : private device_bytes {
+  public:
+    explicit device_array(std::size_t count)
+        : device_bytes((count + 1) * sizeof(T)) // never nothing
+        , count_(count) {}
+    explicit device_array(const std::vector<T>& values)
+        : device_array(values.size()) {
+        upload(*this, values);
+    }
+    [[nodiscard]] T* data() const { return device_bytes::data<T>(); }
+    [[nodiscard]] std::size_t bytes() const { return count_ * sizeof(T); }
+
+  private:
+    std::size_t count_;
+};
+
 /// Normal numbers, a table of 2^20 of them repeated with a shift.
 template <class T>
 void fill_normal(const device_bytes& to, std::size_t count, unsigned seed) {

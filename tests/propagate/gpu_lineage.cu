@@ -5,6 +5,7 @@
 // they do on the host.
 
 #include "device_tensors.cuh"
+#include "steps.hpp"
 #include "support/cuda_calls.hpp"
 
 #include <uniprefill/propagate/lineage.cuh>
@@ -21,46 +22,27 @@ using uniprefill_test::has_device;
 namespace {
 
 /// A step of random requests, on the host and on a device.
-struct two_steps {
-    std::vector<up::request_tag> tags;
-    std::vector<std::int32_t> cu_seqlens{0};
-    std::vector<std::int32_t> positions;
-    std::vector<std::int32_t> segment_request;
-    up::limits bounds;
+struct two_steps : packed_step {
     device_array<up::request_tag> on_tags;
     device_array<std::int32_t> on_cu_seqlens, on_positions, on_segment_request;
 
-    two_steps(std::mt19937& random, std::int32_t requests, std::uint32_t longest) {
-        for (std::int32_t r = 0; r < requests; ++r) {
-            tags.push_back(up::request_tag::prefill);
-            segment_request.push_back(r);
-            std::int32_t position = static_cast<std::int32_t>(random() % 5);
-            for (std::uint32_t row = random() % longest; row > 0; --row) {
-                positions.push_back(position);
-                position += 1 + static_cast<std::int32_t>(random() % 3);
-            }
-            cu_seqlens.push_back(static_cast<std::int32_t>(positions.size()));
-        }
-        bounds.max_requests = bounds.max_segments = requests;
-        bounds.max_rows = rows() + 10;
-        on_tags = device_array<up::request_tag>(tags);
-        on_cu_seqlens = device_array<std::int32_t>(cu_seqlens);
-        on_positions = device_array<std::int32_t>(positions);
-        on_segment_request = device_array<std::int32_t>(segment_request);
+    two_steps(std::mt19937& random, std::int32_t requests, std::uint32_t longest)
+        : packed_step(random, requests, longest)
+        , on_tags(tags)
+        , on_cu_seqlens(cu_seqlens)
+        , on_positions(positions)
+        , on_segment_request(segment_request) {
+        bounds.max_rows += 10;
     }
-    [[nodiscard]] std::int32_t rows() const { return static_cast<std::int32_t>(positions.size()); }
-    [[nodiscard]] up::batch_view view(up::memory_space space, bool with_segments) const {
-        const bool host = space == up::memory_space::host;
-        up::batch_view batch;
-        batch.space = space;
-        batch.num_requests = batch.num_segments = static_cast<std::int32_t>(tags.size());
-        batch.num_rows = rows();
-        batch.tags = host ? tags.data() : on_tags.data();
-        batch.cu_seqlens = host ? cu_seqlens.data() : on_cu_seqlens.data();
-        batch.positions = host ? positions.data() : on_positions.data();
+    [[nodiscard]] up::batch_view device_view(bool with_segments) const {
+        up::batch_view batch = view(with_segments);
+        batch.space = up::memory_space::device;
+        batch.tags = on_tags.data();
+        batch.cu_seqlens = on_cu_seqlens.data();
+        batch.positions = on_positions.data();
         if (with_segments) {
             batch.cu_segments = batch.cu_seqlens;
-            batch.segment_request = host ? segment_request.data() : on_segment_request.data();
+            batch.segment_request = on_segment_request.data();
         }
         return batch;
     }
@@ -72,7 +54,7 @@ struct two_lineages {
     bool with_segments;
     up::row_lineage<> host;
     up::row_lineage<up::backend::cuda> device;
-    std::vector<unsigned char> host_bytes;
+    lineage_memory host_memory;
     device_array<unsigned char> device_bytes;
 
     two_lineages(std::mt19937& random, std::int32_t requests, std::uint32_t longest, bool segments,
@@ -81,23 +63,16 @@ struct two_lineages {
         , with_segments(segments)
         , host(step.bounds)
         , device(step.bounds, current_device(max_ctas))
-        , host_bytes(host.state_bytes() + up::workspace::alignment)
+        , host_memory(host.state_bytes())
         , device_bytes(device.state_bytes()) {
         begin();
     }
     void begin() {
-        const auto address = reinterpret_cast<std::uintptr_t>(host_bytes.data());
-        const up::workspace memory{host_bytes.data() +
-                                       (up::workspace::alignment - address % up::workspace::alignment),
-                                   host.state_bytes()};
-        check_ok(host.begin(step.view(up::memory_space::host, with_segments), memory, {}));
-        check_ok(device.begin(step.view(up::memory_space::device, with_segments),
-                              {device_bytes.data(), device_bytes.size()}, nullptr));
+        check_ok(host.begin(step.view(with_segments), host_memory.memory, {}));
+        check_ok(device.begin(step.device_view(with_segments), {device_bytes.data(), device_bytes.size()},
+                              nullptr));
     }
-    [[nodiscard]] std::vector<std::int32_t> offsets() const {
-        const up::batch_view now = host.current();
-        return {now.cu_seqlens, now.cu_seqlens + now.num_requests + 1};
-    }
+    [[nodiscard]] std::vector<std::int32_t> offsets() const { return offsets_of(host.current()); }
     /// Keeps of the current rows as a selection of the device's bound.
     [[nodiscard]] std::unique_ptr<device_keep_set> on_device(const keep_set& kept) const {
         auto made = std::make_unique<device_keep_set>(device.current().num_rows, host.current().num_requests);
@@ -220,7 +195,7 @@ TEST_CASE("row_lineage on a device: calls out of order and selections of other r
     CHECK(fresh.revive(nullptr).code == up::status_code::wrong_state);
     const up::workspace memory{both.device_bytes.data(), both.device_bytes.size()};
     const auto begin = [&](const std::string& argument, const std::function<void(up::batch_view&)>& spoil) {
-        up::batch_view step = both.step.view(up::memory_space::device, true);
+        up::batch_view step = both.step.device_view(true);
         spoil(step);
         CHECK(fresh.begin(step, memory, nullptr).argument == argument);
         CHECK_FALSE(fresh.has_begun());
@@ -238,24 +213,18 @@ TEST_CASE("row_lineage on a device: calls out of order and selections of other r
         b.cu_segments = b.segment_request = nullptr;
         b.num_segments = 2;
     });
-    CHECK(fresh.begin(both.step.view(up::memory_space::device, true), {memory.data(), 100}, nullptr).code ==
+    CHECK(fresh.begin(both.step.device_view(true), {memory.data(), 100}, nullptr).code ==
           up::status_code::workspace_too_small);
     const device_keep_set kept(
         keep_set(std::vector<bool>(static_cast<std::size_t>(rows), true), both.step.cu_seqlens));
-    const auto refuses = [&](const std::string& argument, const std::function<void(up::selection&)>& spoil) {
+    auto spoiled = spoiled_selections(up::memory_space::host);
+    spoiled.push_back({"decided", [](up::selection& s) { s.kept_bound = -1; }});
+    for (const auto& [argument, spoil] : spoiled) {
         up::selection decided = kept.view;
         spoil(decided);
-        CHECK(both.device.apply(decided, nullptr).argument == argument);
+        CHECK(both.device.apply(decided, nullptr).argument == std::string(argument));
         CHECK(both.device.holds_every_row());
-    };
-    refuses("decided.space", [](up::selection& s) { s.space = up::memory_space::host; });
-    refuses("decided.num_rows", [](up::selection& s) { ++s.num_rows; });
-    refuses("decided.num_segments", [](up::selection& s) { ++s.num_segments; });
-    refuses("decided.num_segments", [](up::selection& s) { --s.num_requests; });
-    refuses("decided", [](up::selection& s) { s.cu_seqlens = nullptr; });
-    refuses("decided", [](up::selection& s) { s.cu_segments = nullptr; });
-    refuses("decided", [](up::selection& s) { s.kept_to_old = nullptr; });
-    refuses("decided", [](up::selection& s) { s.kept_bound = -1; });
+    }
     up::limits wrong = both.step.bounds;
     wrong.num_layers = 0;
     CHECK((up::row_lineage<up::backend::cuda>(wrong).state_bytes() == 0));
@@ -263,10 +232,6 @@ TEST_CASE("row_lineage on a device: calls out of order and selections of other r
 
 namespace {
 
-/// What a layer does to current rows of 8 bytes, so that rows which missed a layer are told apart.
-__host__ __device__ std::uint64_t layer_of(std::uint64_t value, std::int32_t layer) {
-    return 3 * value + static_cast<std::uint64_t>(layer);
-}
 __global__ void run_layer(std::uint64_t* values, const std::int32_t* count, std::int32_t layer) {
     for (std::int32_t row = static_cast<std::int32_t>(threadIdx.x); row < *count;
          row += static_cast<std::int32_t>(blockDim.x)) {

@@ -5,63 +5,14 @@
 
 #include "support/catch.hpp"
 
+#include "steps.hpp"
 #include "tensors.hpp"
 
 #include <uniprefill/propagate/policy.hpp>
 
-#include <functional>
-
 using namespace propagate_test;
 
 namespace {
-
-/// Requests with gaps in their positions, and limits that fit.
-struct packed_step {
-    std::vector<up::request_tag> tags;
-    std::vector<std::int32_t> cu_seqlens{0};
-    std::vector<std::int32_t> positions;
-    std::vector<std::int32_t> segment_request;
-    up::limits bounds;
-
-    packed_step(std::mt19937& random, std::int32_t requests) {
-        for (std::int32_t r = 0; r < requests; ++r) {
-            tags.push_back(up::request_tag::prefill);
-            segment_request.push_back(r);
-            std::int32_t position = 0;
-            for (auto rows = random() % 80; rows > 0; --rows) {
-                position += 1 + static_cast<std::int32_t>(random() % 3);
-                positions.push_back(position);
-            }
-            cu_seqlens.push_back(static_cast<std::int32_t>(positions.size()));
-        }
-        bounds.max_requests = bounds.max_segments = requests > 0 ? requests : 1;
-        bounds.max_rows = rows();
-    }
-    std::int32_t rows() const { return static_cast<std::int32_t>(positions.size()); }
-    up::batch_view view(bool with_segments) const {
-        up::batch_view batch;
-        batch.num_requests = batch.num_segments = static_cast<std::int32_t>(tags.size());
-        batch.num_rows = rows();
-        batch.tags = tags.data();
-        batch.cu_seqlens = cu_seqlens.data();
-        batch.positions = positions.data();
-        if (with_segments) {
-            batch.cu_segments = cu_seqlens.data();
-            batch.segment_request = segment_request.data();
-        }
-        return batch;
-    }
-};
-
-struct state {
-    std::vector<unsigned char> bytes;
-    up::workspace memory;
-    explicit state(std::size_t size)
-        : bytes(size + up::workspace::alignment, 0xab) {
-        const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
-        memory = {bytes.data() + (up::workspace::alignment - address % up::workspace::alignment), size};
-    }
-};
 
 /// Original rows that are current, request by request.
 using alive_rows = std::vector<std::vector<std::int32_t>>;
@@ -112,10 +63,6 @@ void check_current(const up::row_lineage<>& lineage, const packed_step& step, co
     REQUIRE(up::validate(current, step.bounds).ok());
 }
 
-std::vector<std::int32_t> offsets_of(const up::batch_view& batch) {
-    return {batch.cu_seqlens, batch.cu_seqlens + batch.num_requests + 1};
-}
-
 } // namespace
 
 TEST_CASE("row_lineage: random drops and revivals") {
@@ -125,7 +72,7 @@ TEST_CASE("row_lineage: random drops and revivals") {
         const packed_step step(random, static_cast<std::int32_t>(random() % 5));
         const bool with_segments = random() % 2 == 0;
         up::row_lineage<> lineage(step.bounds);
-        state memory(lineage.state_bytes());
+        lineage_memory memory(lineage.state_bytes());
         REQUIRE(lineage.begin(step.view(with_segments), memory.memory, {}).ok());
         alive_rows alive = all_rows(step);
         check_current(lineage, step, alive);
@@ -163,7 +110,7 @@ TEST_CASE("row_lineage: keep all changes nothing") {
     std::mt19937 random(3);
     const packed_step step(random, 3);
     up::row_lineage<> lineage(step.bounds);
-    state memory(lineage.state_bytes());
+    lineage_memory memory(lineage.state_bytes());
     REQUIRE(lineage.begin(step.view(false), memory.memory, {}).ok());
     REQUIRE(lineage.apply(up::selection::keep_all(3, 3, step.rows(), up::memory_space::host), {}).ok());
     CHECK(lineage.holds_every_row());
@@ -174,7 +121,7 @@ TEST_CASE("row_lineage: calls out of order and selections of other rows are refu
     std::mt19937 random(4);
     packed_step step(random, 3);
     up::row_lineage<> lineage(step.bounds);
-    state memory(lineage.state_bytes());
+    lineage_memory memory(lineage.state_bytes());
     const auto all = up::selection::keep_all(3, 3, step.rows(), up::memory_space::host);
     CHECK(lineage.apply(all, {}).code == up::status_code::wrong_state);
     CHECK(lineage.revive({}).code == up::status_code::wrong_state);
@@ -195,27 +142,21 @@ TEST_CASE("row_lineage: calls out of order and selections of other rows are refu
     std::vector<bool> keeps(static_cast<std::size_t>(step.rows()), true);
     keeps[0] = false;
     const keep_set kept(keeps, step.cu_seqlens);
-    const auto refuses = [&](const std::string& argument, const std::function<void(up::selection&)>& spoil) {
+    auto spoiled = spoiled_selections(up::memory_space::device);
+    spoiled.push_back({"decided", [](up::selection& s) {
+                           static std::int32_t too_many[] = {0, 0, 0, INT32_MAX};
+                           s.cu_seqlens = too_many;
+                       }});
+    for (const auto& [argument, spoil] : spoiled) {
         up::selection decided = kept.view;
         spoil(decided);
         const auto bytes = memory.bytes;
         const up::status result = lineage.apply(decided, {});
         CHECK_FALSE(result.ok());
-        CHECK(result.argument == argument);
+        CHECK(result.argument == std::string(argument));
         CHECK(memory.bytes == bytes);
         CHECK(lineage.holds_every_row());
-    };
-    refuses("decided.space", [](up::selection& s) { s.space = up::memory_space::device; });
-    refuses("decided.num_rows", [](up::selection& s) { ++s.num_rows; });
-    refuses("decided.num_segments", [](up::selection& s) { ++s.num_segments; });
-    refuses("decided.num_segments", [](up::selection& s) { --s.num_requests; });
-    refuses("decided", [](up::selection& s) { s.cu_seqlens = nullptr; });
-    refuses("decided", [](up::selection& s) { s.cu_segments = nullptr; });
-    refuses("decided", [](up::selection& s) { s.kept_to_old = nullptr; });
-    refuses("decided", [](up::selection& s) {
-        static std::int32_t too_many[] = {0, 0, 0, INT32_MAX};
-        s.cu_seqlens = too_many;
-    });
+    }
     REQUIRE(lineage.apply(kept.view, {}).ok());
     const keep_set none(std::vector<bool>(keeps.size() - 1, false), offsets_of(lineage.current()));
     REQUIRE(lineage.apply(none.view, {}).ok()); // dropping every row is no error here
@@ -230,12 +171,6 @@ TEST_CASE("row_lineage: calls out of order and selections of other rows are refu
 
 namespace {
 
-/// What a layer does to a row, so that rows which missed a layer are told apart: a row of 8 bytes becomes
-/// 3 * row + layer.
-std::uint64_t layer_of(std::uint64_t value, std::int32_t layer) {
-    return 3 * value + static_cast<std::uint64_t>(layer);
-}
-
 /// Runs a model of 12 layers, of which every third selects, on rows moved by @p Policy, and the same on a
 /// list of values by original row.
 template <class Policy>
@@ -244,7 +179,7 @@ void run_model(unsigned seed) {
     const packed_step step(random, static_cast<std::int32_t>(1 + random() % 4));
     const auto rows = static_cast<std::size_t>(step.rows());
     up::row_lineage<> lineage(step.bounds);
-    state memory(lineage.state_bytes());
+    lineage_memory memory(lineage.state_bytes());
     REQUIRE(lineage.begin(step.view(false), memory.memory, {}).ok());
 
     std::vector<std::uint64_t> working(rows, 0);
@@ -314,7 +249,7 @@ TEST_CASE("policies: what can't be moved changes nothing") {
     std::mt19937 random(8);
     const packed_step step(random, 2);
     up::row_lineage<> lineage(step.bounds);
-    state memory(lineage.state_bytes());
+    lineage_memory memory(lineage.state_bytes());
     tensor full(step.rows(), 8, 8, 1);
     tensor working(step.rows(), 8, 8, 2);
     CHECK(up::cumulative::enter(lineage, nullptr, 0, {}).code == up::status_code::wrong_state);

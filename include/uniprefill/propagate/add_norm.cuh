@@ -7,8 +7,9 @@
 /// Hidden states and residuals are read once and written once, kept rows only: four rows of traffic where
 /// gathering both, copying them back, adding and normalising take twelve.
 ///
-/// Deterministic: the result of a row depends on that row, the weights and epsilon alone, not on its place, other rows, the grid or the run. One launch (in place, a short one before it). Complexity:
-/// O(bytes of kept rows). Thread-safe on different tensors and scratch. Otherwise as compaction.cuh says.
+/// Deterministic: the result of a row depends on that row, the weights and epsilon alone, not on its place,
+/// other rows, the grid or the run. One launch (in place, a short one before it). Complexity: O(bytes of kept
+/// rows). Thread-safe on different tensors and scratch. Otherwise as compaction.cuh says.
 #pragma once
 
 #include <uniprefill/core/cuda.cuh>

@@ -27,13 +27,13 @@ UNIPREFILL_BEGIN_NAMESPACE
 ///
 /// Thread safety: one object serves one thread at a time. Deterministic.
 template <>
-class row_lineage<backend::cuda> {
+class row_lineage<backend::cuda> : public detail::lineage_base {
   public:
     using stream = backend::cuda::stream;
 
     /// Keeps @p bounds, which begin() checks. Without @p device it can only say its state_bytes().
     explicit UNIPREFILL_HOST_API row_lineage(const limits& bounds, const cuda_device& device = {}) noexcept
-        : bounds_(bounds)
+        : lineage_base(bounds)
         , device_(device) {}
 
     /// Bytes of the state: the host's, and in_place_scratch_bytes(). Pure; 0 where the limits are not valid.
@@ -54,7 +54,7 @@ class row_lineage<backend::cuda> {
     [[nodiscard]] UNIPREFILL_HOST_API status check(const selection& decided) const noexcept;
 
     /// Makes every row of the step current again. Launches nothing. @return wrong_state before begin(). O(1).
-    UNIPREFILL_HOST_API status revive(stream queue) noexcept;
+    UNIPREFILL_HOST_API status revive(stream) noexcept { return restore(); }
 
     /// The free compact() on this device, with scratch of the state, for policies: errors and complexity as
     /// there.
@@ -73,42 +73,12 @@ class row_lineage<backend::cuda> {
     /// stream may use it too.
     [[nodiscard]] UNIPREFILL_HOST_API workspace scratch() const noexcept { return scratch_; }
 
-    [[nodiscard]] UNIPREFILL_HOST_API bool has_begun() const noexcept { return begun_; }
-    /// The step as begin() took it.
-    [[nodiscard]] UNIPREFILL_HOST_API const batch_view& step() const noexcept { return step_; }
-    /// The current rows: the step with its own tags, options and spans, and the offsets and positions of the
-    /// rows that are left. `cached_lens` are the step's: an engine whose layers hold different keys replaces
-    /// them.
-    [[nodiscard]] UNIPREFILL_HOST_API batch_view current() const noexcept { return current_; }
     /// From rows of the step to current rows.
     [[nodiscard]] UNIPREFILL_HOST_API row_map map() const noexcept;
-    /// Whether no row can be missing.
-    [[nodiscard]] UNIPREFILL_HOST_API bool holds_every_row() const noexcept {
-        return original_rows_ == nullptr;
-    }
-    /// The row of the step that each current row is, [current().num_rows]; null while no row can be missing.
-    [[nodiscard]] UNIPREFILL_HOST_API const std::int32_t* original_rows() const noexcept {
-        return original_rows_;
-    }
 
   private:
-    struct buffer {
-        std::int32_t* original_rows = nullptr; // [max_rows]
-        std::int32_t* positions = nullptr;     // [max_rows]
-        std::int32_t* cu_seqlens = nullptr;    // [max_requests + 1]
-        std::int32_t* cu_segments = nullptr;   // [max_segments + 1]
-    };
-    static UNIPREFILL_HOST_API buffer carve(workspace& memory, const limits& bounds) noexcept;
-
-    limits bounds_;
     cuda_device device_;
-    batch_view step_{};
-    batch_view current_{};
-    const std::int32_t* original_rows_ = nullptr;
-    buffer buffers_[2];
     workspace scratch_;
-    std::int32_t next_buffer_ = 0;
-    bool begun_ = false;
 };
 
 UNIPREFILL_END_NAMESPACE

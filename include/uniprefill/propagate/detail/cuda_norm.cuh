@@ -26,10 +26,10 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(1024)
     wait_for_previous_kernel();
     let_next_kernel_start();
     __shared__ float row_sums[2][32];
-    __shared__ block_turn shared_turn;
+    __shared__ std::uint32_t ticket;
     const std::int32_t kept = kept_rows(move.kept_count, move.num_kept);
     std::uint32_t row = blockIdx.x;
-    ordered_block turn(move.order, shared_turn);
+    ordered_block turn(move.order, ticket);
     if constexpr (InOrder) {
         row = turn.first();
     }
@@ -86,7 +86,7 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(1024)
         const float total = sum_of_block(squares, row_sums[parity]);
         const float scale = rsqrtf(fmaf(total, move.share, move.epsilon));
         if constexpr (InOrder) {
-            turn.begin_writing(row, needed);
+            turn.take_turn(row, needed);
         }
         if (inside) {
 #pragma unroll
@@ -116,16 +116,17 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(1024)
 /// Threads of a multiprocessor that keep the memory busy: more in flight than it takes makes it slower. In
 /// order some of them wait.
 template <bool InOrder>
-inline constexpr std::int32_t norm_threads = InOrder ? 1280 : 768;
+inline constexpr std::int32_t norm_threads = InOrder ? 1536 : 768;
 
 template <int Vectors, bool InOrder, class Element, class Weight>
 [[nodiscard]] UNIPREFILL_HOST_API status launch_norm_of(const norm_move<Weight>& move,
                                                         const cuda_device& device,
                                                         backend::cuda::stream stream) noexcept {
     const std::int32_t threads = (move.vectors + 32 * Vectors - 1) / (32 * Vectors) * 32;
-    const std::int32_t blocks = (norm_threads<InOrder> + threads - 1) / threads;
-    const std::int32_t fit = device.ctas(blocks < 32 ? blocks : 32);
-    const dim3 grid(static_cast<unsigned>(move.num_kept < fit ? move.num_kept : fit));
+    const std::int32_t most = (norm_threads<InOrder> + threads - 1) / threads;
+    const std::int32_t blocks = most < 32 ? most : 32;
+    const dim3 grid = InOrder ? grid_in_order(move.num_kept, blocks, device)
+                              : grid_of_pieces(move.num_kept, blocks, device);
     return launch(device, &add_norm_kernel<Element, Weight, Vectors, InOrder>, grid,
                   dim3(static_cast<unsigned>(threads)), 0, stream, move);
 }
@@ -141,9 +142,8 @@ template <int Vectors, class Element, class Weight>
 inline constexpr std::int32_t longest_norm_row = 65536; // bytes
 
 template <class Element, class Weight>
-[[nodiscard]] UNIPREFILL_HOST_API status launch_norm(const norm_move<Weight>& move,
-                                                                  const cuda_device& device,
-                                                                  backend::cuda::stream stream) noexcept {
+[[nodiscard]] UNIPREFILL_HOST_API status launch_norm(const norm_move<Weight>& move, const cuda_device& device,
+                                                     backend::cuda::stream stream) noexcept {
     // As few vectors of a thread as a block of at most 1024 threads allows. In and out of place the same, or
     // sums would differ.
     return move.vectors <= 2 * 1024 ? launch_norm_of<2, Element>(move, device, stream)

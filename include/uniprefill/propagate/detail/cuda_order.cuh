@@ -111,55 +111,42 @@ __device__ UNIPREFILL_HIDDEN inline std::int32_t rows_read_below(const std::int3
     return rows_by_probes(found == 0 ? 32 : __ffs(static_cast<int>(found)) - 1, end);
 }
 
-/// What the threads of a block share to move pieces in order. In shared memory.
-struct block_turn {
-    std::uint32_t ticket;
-    bool open; ///< whether the piece can be written without a wait
-};
-
 /// A thread block as a worker that moves pieces in order: first(), then for each piece look() while it is on
-/// its way, a barrier once it is there, begin_writing(), next(). Warp 0 deals with the others.
+/// its way, a barrier once it is there, take_turn(), next(). Warp 0 deals with other blocks.
 class ordered_block {
   public:
-    /// Called by all threads, as are all but look().
-    __device__ UNIPREFILL_HIDDEN ordered_block(piece_order* order, block_turn& shared)
+    /// Called by all threads, as are all but look(). @param ticket in shared memory, for this alone
+    __device__ UNIPREFILL_HIDDEN ordered_block(piece_order* order, std::uint32_t& ticket)
         : order_(order)
         , reader_(order)
-        , shared_(shared) {}
+        , ticket_(ticket) {}
 
     /// The first piece.
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t first() {
         draw();
         return next();
     }
-    /// Looks whether all pieces below @p needed are read. Called by warp 0.
-    __device__ UNIPREFILL_HIDDEN void look(std::uint32_t needed) {
-        const bool open = reader_.look(needed);
-        if (threadIdx.x == 0) {
-            shared_.open = open;
-        }
-    }
-    /// Behind the barrier that follows look() and the block's last read of @p piece: says that it is read,
-    /// and returns when it may be written. Where that is at once, the other warps write while warp 0 speaks.
-    /// @param needed as for look(); only what warp 0 says counts
-    __device__ UNIPREFILL_HIDDEN void begin_writing(std::uint32_t piece, std::uint32_t needed) {
-        const bool open = shared_.open;
+    /// Looks whether all pieces below @p needed are read, so that there is less to wait for afterwards.
+    /// Called by warp 0.
+    __device__ UNIPREFILL_HIDDEN void look(std::uint32_t needed) { static_cast<void>(reader_.look(needed)); }
+    /// Behind a barrier that follows the block's last read of @p piece: says that it is read, and returns
+    /// when it may be written. @param needed all pieces below must have been read; only what warp 0 says
+    /// counts
+    __device__ UNIPREFILL_HIDDEN void take_turn(std::uint32_t piece, std::uint32_t needed) {
         if (threadIdx.x < 32) {
             reader_.tell(piece);
             reader_.wait(needed);
             draw(); // only now: who holds a ticket without reading its piece makes all above wait
         }
-        if (!open) {
-            __syncthreads();
-        }
+        __syncthreads();
     }
     /// The next piece.
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t next() {
         if (threadIdx.x == 0) {
-            shared_.ticket = drawn_;
+            ticket_ = drawn_;
         }
         __syncthreads();
-        return shared_.ticket; // written again only behind the barriers of the piece
+        return ticket_; // written again only behind the barriers of that piece
     }
 
   private:
@@ -171,9 +158,23 @@ class ordered_block {
 
     piece_order* order_;
     device_reader reader_; ///< warp 0
-    block_turn& shared_;
+    std::uint32_t& ticket_;
     std::uint32_t drawn_ = 0; ///< thread 0
 };
+
+/// Thread blocks that move @p pieces in order: @p blocks of a multiprocessor, not more than there are pieces.
+[[nodiscard]] inline UNIPREFILL_HOST_API dim3 grid_in_order(std::int64_t pieces, std::int32_t blocks,
+                                                            const cuda_device& device) noexcept {
+    const std::int32_t fit = device.ctas(blocks);
+    return dim3(static_cast<unsigned>(pieces < fit ? pieces : fit));
+}
+/// The same in any order. Where pieces are few, one block for each: that costs less than some blocks with a
+/// piece more than others.
+[[nodiscard]] inline UNIPREFILL_HOST_API dim3 grid_of_pieces(std::int64_t pieces, std::int32_t blocks,
+                                                             const cuda_device& device) noexcept {
+    constexpr std::int32_t few = 32;
+    return grid_in_order(pieces, pieces <= device.ctas(few) ? few : blocks, device);
+}
 
 } // namespace detail
 
