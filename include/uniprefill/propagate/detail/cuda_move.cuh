@@ -17,14 +17,18 @@ UNIPREFILL_BEGIN_NAMESPACE
 namespace detail {
 
 /// The shape of the kernel: each thread has some words in flight before the first is written. More in flight
-/// than it takes makes memory slower, as narrower blocks do. In order some blocks wait for others.
+/// than it takes makes memory slower, as narrower blocks do. In order more blocks are better, as some of them
+/// wait.
+template <bool InOrder>
 struct move_shape {
-    static constexpr int threads = 512;
-    static constexpr int words = 4;              ///< of a thread
-    static constexpr int tile = threads * words; ///< words
-    static constexpr int blocks = 1;             ///< of a multiprocessor
-    static constexpr int blocks_in_order = 3;
+    static constexpr int threads = InOrder ? 256 : 512;
+    static constexpr int words = InOrder ? 8 : 4;  ///< of a thread
+    static constexpr int blocks = InOrder ? 3 : 2; ///< of a multiprocessor
+    static constexpr int tile = threads * words;   ///< words
 };
+/// The same for both: a launch counts its tiles before it is known which it is.
+inline constexpr int move_tile = move_shape<false>::tile;
+static_assert(move_tile == move_shape<true>::tile);
 
 /// Every word is read once, but keeping it out of the first-level cache is slower by 3 %. Not through the
 /// read-only path: in place, the same memory is written.
@@ -66,16 +70,18 @@ __device__ UNIPREFILL_HIDDEN inline void forget_origin(std::uint32_t& value) {
 }
 
 /// The row that each of a thread's words of a tile comes from or goes to, as the map says.
+template <bool InOrder>
 struct tile_olds {
-    std::int32_t old[move_shape::words]; ///< -1: beyond the kept rows
+    using shape = move_shape<InOrder>;
+    std::int32_t old[shape::words]; ///< -1: beyond the kept rows
 
     __device__ UNIPREFILL_HIDDEN void look_up(const row_move& move, const moved_tensor& tensor,
                                               std::int32_t kept, std::int64_t tile) {
-        const tile_start start = start_of(tile, tensor.words, move_shape::tile);
+        const tile_start start = start_of(tile, tensor.words, move_tile);
 #pragma unroll
-        for (int i = 0; i < move_shape::words; ++i) {
+        for (int i = 0; i < shape::words; ++i) {
             const std::uint32_t word =
-                start.word + threadIdx.x + static_cast<std::uint32_t>(i * move_shape::threads);
+                start.word + threadIdx.x + static_cast<std::uint32_t>(i * shape::threads);
             const std::uint32_t row = static_cast<std::uint32_t>(start.row) + tensor.by_words.quotient(word);
             old[i] = row >= static_cast<std::uint32_t>(kept) ? -1
                      : move.kept_to_old == nullptr           ? static_cast<std::int32_t>(row)
@@ -85,22 +91,24 @@ struct tile_olds {
 };
 
 /// A thread's words of one tile.
-template <class Word>
+template <bool InOrder, class Word>
 class tile_words {
+    using shape = move_shape<InOrder>;
+
   public:
     __device__ UNIPREFILL_HIDDEN tile_words(const row_move& move, const moved_tensor& tensor,
                                             std::int64_t tile)
         : move_(move)
         , tensor_(tensor) {
-        const tile_start start = start_of(tile, tensor.words, move_shape::tile);
+        const tile_start start = start_of(tile, tensor.words, move_tile);
         first_row_ = static_cast<std::uint32_t>(start.row);
         first_word_ = start.word + threadIdx.x;
     }
-    __device__ UNIPREFILL_HIDDEN void load(const tile_olds& olds) {
+    __device__ UNIPREFILL_HIDDEN void load(const tile_olds<InOrder>& olds) {
         // Rows and places are worked out anew in each loop: registers are scarcer than instructions.
         forget_origin(first_word_);
 #pragma unroll
-        for (int i = 0; i < move_shape::words; ++i) {
+        for (int i = 0; i < shape::words; ++i) {
             const word_place place = place_of_word(i);
             const auto row = static_cast<std::int32_t>(first_row_ + place.rows_on);
             old_[i] = olds.old[i];
@@ -117,7 +125,7 @@ class tile_words {
         // The barrier takes a bit of every word, so that no load is outstanding behind it.
         std::uint32_t bits = 0;
 #pragma unroll
-        for (int i = 0; i < move_shape::words; ++i) {
+        for (int i = 0; i < shape::words; ++i) {
             bits |= some_bits(words_[i]);
         }
         static_cast<void>(__syncthreads_or(static_cast<int>(bits)));
@@ -125,7 +133,7 @@ class tile_words {
     __device__ UNIPREFILL_HIDDEN void store() {
         forget_origin(first_word_);
 #pragma unroll
-        for (int i = 0; i < move_shape::words; ++i) {
+        for (int i = 0; i < shape::words; ++i) {
             const word_place place = place_of_word(i);
             const std::int64_t to =
                 move_.scatters ? std::int64_t{old_[i]} : std::int64_t{first_row_ + place.rows_on};
@@ -138,15 +146,15 @@ class tile_words {
 
   private:
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN word_place place_of_word(int i) const {
-        return place_of(tensor_, first_word_ + static_cast<std::uint32_t>(i * move_shape::threads));
+        return place_of(tensor_, first_word_ + static_cast<std::uint32_t>(i * shape::threads));
     }
 
     const row_move& move_;
     const moved_tensor& tensor_;
     std::uint32_t first_row_;
-    std::uint32_t first_word_;            ///< from first_row_ on
-    std::int32_t old_[move_shape::words]; ///< -1: nothing to move
-    Word words_[move_shape::words];
+    std::uint32_t first_word_;       ///< from first_row_ on
+    std::int32_t old_[shape::words]; ///< -1: nothing to move
+    Word words_[shape::words];
 };
 
 /// Calls @p visit with a word of @p bytes bytes.
@@ -181,7 +189,7 @@ find_tile(const row_move& move, std::int32_t kept, std::uint32_t piece) {
     for (; found.tensor < move.count; ++found.tensor) {
         const auto beyond =
             found.first_piece +
-            static_cast<std::uint32_t>(tiles_of(kept, move.tensors[found.tensor].words, move_shape::tile));
+            static_cast<std::uint32_t>(tiles_of(kept, move.tensors[found.tensor].words, move_tile));
         if (piece < beyond) {
             break;
         }
@@ -196,7 +204,7 @@ find_tile(const row_move& move, std::int32_t kept, std::uint32_t piece) {
 __device__ UNIPREFILL_HIDDEN inline void move_in_any_order(const row_move& move, std::int32_t kept) {
     std::uint32_t piece = blockIdx.x;
     tile_of_move here = find_tile(move, kept, piece);
-    tile_olds olds{};
+    tile_olds<false> olds{};
     if (here.tensor < move.count) {
         olds.look_up(move, move.tensors[here.tensor], kept, here.tile);
     }
@@ -205,7 +213,7 @@ __device__ UNIPREFILL_HIDDEN inline void move_in_any_order(const row_move& move,
         const moved_tensor& tensor = move.tensors[here.tensor];
         const tile_of_move next = find_tile(move, kept, piece);
         visit_word(tensor.word_bytes, [&](auto word) {
-            tile_words<decltype(word)> held(move, tensor, here.tile);
+            tile_words<false, decltype(word)> held(move, tensor, here.tile);
             held.load(olds);
             if (next.tensor < move.count) {
                 olds.look_up(move, move.tensors[next.tensor], kept, next.tile);
@@ -223,7 +231,7 @@ pieces_before(const row_move& move, std::int32_t kept, const tile_of_move& here)
     if (!tensor.in_place) {
         return 0;
     }
-    constexpr std::int32_t words = move_shape::tile;
+    constexpr std::int32_t words = move_tile;
     const std::int64_t beyond = start_of(std::int64_t{here.tile} + 1, tensor.words, words).row + 1;
     const std::int32_t end = beyond < kept ? static_cast<std::int32_t>(beyond) : kept;
     const std::int64_t tiles = tiles_of(rows_read_below(move.kept_to_old, end), tensor.words, words);
@@ -241,10 +249,10 @@ __device__ UNIPREFILL_HIDDEN inline void move_in_order(const row_move& move, std
             return;
         }
         const moved_tensor& tensor = move.tensors[here.tensor];
-        tile_olds olds;
+        tile_olds<true> olds;
         olds.look_up(move, tensor, kept, here.tile);
         visit_word(tensor.word_bytes, [&](auto word) {
-            tile_words<decltype(word)> held(move, tensor, here.tile);
+            tile_words<true, decltype(word)> held(move, tensor, here.tile);
             held.load(olds);
             std::uint32_t needed = 0;
             if (threadIdx.x < 32) { // while the tile is on its way
@@ -260,8 +268,7 @@ __device__ UNIPREFILL_HIDDEN inline void move_in_order(const row_move& move, std
 }
 
 template <bool InOrder>
-UNIPREFILL_HIDDEN __global__ void __launch_bounds__(move_shape::threads,
-                                                    InOrder ? move_shape::blocks_in_order : 2)
+UNIPREFILL_HIDDEN __global__ void __launch_bounds__(move_shape<InOrder>::threads, move_shape<InOrder>::blocks)
     move_rows_kernel(const __grid_constant__ row_move move) {
     wait_for_previous_kernel();
     let_next_kernel_start();
@@ -279,7 +286,7 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(move_shape::threads,
                                                             backend::cuda::stream stream) noexcept {
     std::int64_t tiles = 0;
     for (std::int32_t t = 0; t < move.count; ++t) {
-        tiles += tiles_of(move.num_kept, move.tensors[t].words, move_shape::tile);
+        tiles += tiles_of(move.num_kept, move.tensors[t].words, move_tile);
     }
     if (tiles == 0) {
         return success();
@@ -287,14 +294,15 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(move_shape::threads,
     if (tiles > INT32_MAX) {
         return failure(status_code::out_of_range, "tensors", "at most 2^31 tiles of 2048 words", tiles);
     }
-    const dim3 block(move_shape::threads);
     if (move.order == nullptr) {
-        return launch(device, &move_rows_kernel<false>, grid_of_pieces(tiles, move_shape::blocks, device),
-                      block, 0, stream, move);
+        using shape = move_shape<false>;
+        return launch(device, &move_rows_kernel<false>, grid_of_pieces(tiles, shape::blocks, device),
+                      dim3(shape::threads), 0, stream, move);
     }
+    using shape = move_shape<true>;
     UNIPREFILL_TRY(clear_order(move.order, device, stream));
-    return launch(device, &move_rows_kernel<true>, grid_in_order(tiles, move_shape::blocks_in_order, device),
-                  block, 0, stream, move);
+    return launch(device, &move_rows_kernel<true>, grid_in_order(tiles, shape::blocks, device),
+                  dim3(shape::threads), 0, stream, move);
 }
 
 } // namespace detail

@@ -110,8 +110,10 @@ class lineage_base {
 
   private:
     [[nodiscard]] UNIPREFILL_HOST_API status check_begun() const noexcept {
-        return begun_ ? success()
-                      : failure(status_code::wrong_state, "lineage", "begin() before apply() and revive()", 0);
+        if (!begun_) {
+            return failure(status_code::wrong_state, "lineage", "begin() before apply() and revive()", 0);
+        }
+        return success();
     }
     [[nodiscard]] UNIPREFILL_HOST_API buffer carve(workspace& memory) const noexcept {
         buffer made;
