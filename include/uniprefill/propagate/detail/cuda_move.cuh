@@ -69,24 +69,29 @@ __device__ UNIPREFILL_HIDDEN inline void forget_origin(std::uint32_t& value) {
     asm volatile("" : "+r"(value));
 }
 
-/// The row that each of a thread's words of a tile comes from or goes to, as the map says.
+/// Where a thread's words of a tile are.
 template <bool InOrder>
-struct tile_olds {
+struct tile_places {
     using shape = move_shape<InOrder>;
-    std::int32_t old[shape::words]; ///< -1: beyond the kept rows
+    std::uint32_t first_row;
+    std::uint32_t first_word;       ///< from first_row on
+    std::int32_t old[shape::words]; ///< each word's row as the map says; -1: beyond the kept rows
 
     __device__ UNIPREFILL_HIDDEN void look_up(const row_move& move, const moved_tensor& tensor,
-                                              std::int32_t kept, std::int64_t tile) {
+                                              std::int32_t kept, std::uint32_t tile) {
         const tile_start start = start_of(tile, tensor.words, move_tile);
+        first_row = static_cast<std::uint32_t>(start.row);
+        first_word = start.word + threadIdx.x;
 #pragma unroll
         for (int i = 0; i < shape::words; ++i) {
-            const std::uint32_t word =
-                start.word + threadIdx.x + static_cast<std::uint32_t>(i * shape::threads);
-            const std::uint32_t row = static_cast<std::uint32_t>(start.row) + tensor.by_words.quotient(word);
+            const std::uint32_t row = first_row + place(tensor, i).rows_on;
             old[i] = row >= static_cast<std::uint32_t>(kept) ? -1
                      : move.kept_to_old == nullptr           ? static_cast<std::int32_t>(row)
                                                              : move.kept_to_old[row];
         }
+    }
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN word_place place(const moved_tensor& tensor, int i) const {
+        return place_of(tensor, first_word + static_cast<std::uint32_t>(i * shape::threads));
     }
 };
 
@@ -97,26 +102,24 @@ class tile_words {
 
   public:
     __device__ UNIPREFILL_HIDDEN tile_words(const row_move& move, const moved_tensor& tensor,
-                                            std::int64_t tile)
+                                            const tile_places<InOrder>& at)
         : move_(move)
-        , tensor_(tensor) {
-        const tile_start start = start_of(tile, tensor.words, move_tile);
-        first_row_ = static_cast<std::uint32_t>(start.row);
-        first_word_ = start.word + threadIdx.x;
-    }
-    __device__ UNIPREFILL_HIDDEN void load(const tile_olds<InOrder>& olds) {
-        // Rows and places are worked out anew in each loop: registers are scarcer than instructions.
-        forget_origin(first_word_);
+        , tensor_(tensor)
+        , at_(at) {}
+
+    __device__ UNIPREFILL_HIDDEN void load() {
+        // Places are worked out anew in each loop: registers are scarcer than instructions.
+        forget_origin(at_.first_word);
 #pragma unroll
         for (int i = 0; i < shape::words; ++i) {
-            const word_place place = place_of_word(i);
-            const auto row = static_cast<std::int32_t>(first_row_ + place.rows_on);
-            old_[i] = olds.old[i];
-            if (old_[i] >= move_.num_rows || (tensor_.in_place && old_[i] == row)) {
-                old_[i] = -1;
+            const word_place place = at_.place(tensor_, i);
+            const auto row = static_cast<std::int32_t>(at_.first_row + place.rows_on);
+            std::int32_t& old = at_.old[i];
+            if (old >= move_.num_rows || (tensor_.in_place && old == row)) {
+                old = -1; // nothing to move
             }
             // Where nothing is to be moved, row 0 is read: there always is one.
-            const std::int64_t from = old_[i] < 0 ? 0 : move_.scatters ? row : old_[i];
+            const std::int64_t from = old < 0 ? 0 : move_.scatters ? row : old;
             load_word(words_[i], tensor_.source + from * tensor_.source_stride + place.byte<Word>());
         }
     }
@@ -131,13 +134,14 @@ class tile_words {
         static_cast<void>(__syncthreads_or(static_cast<int>(bits)));
     }
     __device__ UNIPREFILL_HIDDEN void store() {
-        forget_origin(first_word_);
+        forget_origin(at_.first_word);
 #pragma unroll
         for (int i = 0; i < shape::words; ++i) {
-            const word_place place = place_of_word(i);
+            const word_place place = at_.place(tensor_, i);
+            const std::int32_t old = at_.old[i];
             const std::int64_t to =
-                move_.scatters ? std::int64_t{old_[i]} : std::int64_t{first_row_ + place.rows_on};
-            if (old_[i] >= 0) {
+                move_.scatters ? std::int64_t{old} : std::int64_t{at_.first_row + place.rows_on};
+            if (old >= 0) {
                 *reinterpret_cast<Word*>(tensor_.destination + to * tensor_.destination_stride +
                                          place.byte<Word>()) = words_[i];
             }
@@ -145,15 +149,9 @@ class tile_words {
     }
 
   private:
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN word_place place_of_word(int i) const {
-        return place_of(tensor_, first_word_ + static_cast<std::uint32_t>(i * shape::threads));
-    }
-
     const row_move& move_;
     const moved_tensor& tensor_;
-    std::uint32_t first_row_;
-    std::uint32_t first_word_;       ///< from first_row_ on
-    std::int32_t old_[shape::words]; ///< -1: nothing to move
+    tile_places<InOrder> at_;
     Word words_[shape::words];
 };
 
@@ -199,28 +197,28 @@ find_tile(const row_move& move, std::int32_t kept, std::uint32_t piece) {
     return found;
 }
 
-/// Moves rows out of place: pieces are spread over the thread blocks. The map is read for the next piece
-/// while this one is on its way.
+/// Moves rows out of place: pieces are spread over the thread blocks. While one is on its way, the next is
+/// looked up.
 __device__ UNIPREFILL_HIDDEN inline void move_in_any_order(const row_move& move, std::int32_t kept) {
     std::uint32_t piece = blockIdx.x;
-    tile_of_move here = find_tile(move, kept, piece);
-    tile_olds<false> olds{};
-    if (here.tensor < move.count) {
-        olds.look_up(move, move.tensors[here.tensor], kept, here.tile);
-    }
+    tile_of_move here;
+    tile_places<false> at{};
+    const auto look_up = [&] {
+        here = find_tile(move, kept, piece);
+        if (here.tensor < move.count) {
+            at.look_up(move, move.tensors[here.tensor], kept, here.tile);
+        }
+    };
+    look_up();
     while (here.tensor < move.count) {
-        piece += gridDim.x;
         const moved_tensor& tensor = move.tensors[here.tensor];
-        const tile_of_move next = find_tile(move, kept, piece);
         visit_word(tensor.word_bytes, [&](auto word) {
-            tile_words<false, decltype(word)> held(move, tensor, here.tile);
-            held.load(olds);
-            if (next.tensor < move.count) {
-                olds.look_up(move, move.tensors[next.tensor], kept, next.tile);
-            }
+            tile_words<false, decltype(word)> held(move, tensor, at);
+            held.load();
+            piece += gridDim.x;
+            look_up();
             held.store();
         });
-        here = next;
     }
 }
 
@@ -249,11 +247,11 @@ __device__ UNIPREFILL_HIDDEN inline void move_in_order(const row_move& move, std
             return;
         }
         const moved_tensor& tensor = move.tensors[here.tensor];
-        tile_olds<true> olds;
-        olds.look_up(move, tensor, kept, here.tile);
+        tile_places<true> at;
+        at.look_up(move, tensor, kept, here.tile);
         visit_word(tensor.word_bytes, [&](auto word) {
-            tile_words<true, decltype(word)> held(move, tensor, here.tile);
-            held.load(olds);
+            tile_words<true, decltype(word)> held(move, tensor, at);
+            held.load();
             std::uint32_t needed = 0;
             if (threadIdx.x < 32) { // while the tile is on its way
                 needed = pieces_before(move, kept, here);
