@@ -8,6 +8,8 @@
 
 #include <uniprefill/core/cuda.cuh>
 
+#include <cstddef>
+#include <string>
 #include <thread>
 
 namespace up = uniprefill;
@@ -82,13 +84,39 @@ TEST_CASE("a launch calls nothing that is forbidden, and launches that overlap k
     cudaStreamDestroy(stream);
 }
 
-TEST_CASE("a launch that the runtime refuses comes back as a status") {
+TEST_CASE("a launch that the runtime refuses comes back as a status with the runtime's own code") {
     if (!has_device()) {
         return;
     }
-    const up::status refused = up::detail::launch(current_device(), increment, dim3(1), dim3(100000), 0,
-                                                  nullptr, static_cast<int*>(nullptr), 0);
-    CHECK(refused.code == up::status_code::backend_error);
-    CHECK(refused.came == cudaErrorInvalidConfiguration);
-    static_cast<void>(cudaGetLastError());
+    struct refused_launch {
+        const char* what;
+        unsigned threads;
+        std::size_t shared_bytes;
+    };
+    int* const nothing = nullptr;
+    for (const refused_launch& bad :
+         {refused_launch{"too many threads", 100000, 0}, refused_launch{"no threads", 0, 0},
+          refused_launch{"too much shared memory", 32, std::size_t{1} << 30}}) {
+        INFO(bad.what);
+        // Which of its codes it is differs with the runtime: ask it.
+        cudaLaunchConfig_t config{};
+        config.gridDim = dim3(1);
+        config.blockDim = dim3(bad.threads);
+        config.dynamicSmemBytes = bad.shared_bytes;
+        const cudaError_t told = cudaLaunchKernelEx(&config, increment, nothing, 0);
+        static_cast<void>(cudaGetLastError());
+        REQUIRE(told != cudaSuccess);
+
+        const up::status refused = up::detail::launch(current_device(), increment, dim3(1), dim3(bad.threads),
+                                                      bad.shared_bytes, nullptr, nothing, 0);
+        static_cast<void>(cudaGetLastError());
+        CHECK(refused.code == up::status_code::backend_error);
+        CHECK(std::string(refused.argument) == "launch");
+        CHECK(refused.came == told);
+    }
+    // What was refused left nothing behind.
+    const device_array<int> value(std::vector<int>{0});
+    CHECK(
+        up::detail::launch(current_device(), increment, dim3(1), dim3(32), 0, nullptr, value.data(), 1).ok());
+    CHECK(value.get() == std::vector<int>{1});
 }
