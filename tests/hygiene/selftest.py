@@ -121,6 +121,11 @@ int main() {
     return answer.code;
 }
 """,
+    "tests/kernels.cu": """
+#include <uniprefill/core/kernel.cuh>
+
+template __global__ void uniprefill::twice_kernel<int>(int* values, int count);
+""",
     "README.md": "```cpp\nconst uniprefill::status answer = uniprefill::check(1);\nreturn answer.code;\n```\n",
 }
 
@@ -193,6 +198,11 @@ CASES = [
         "half's operators": (replace(KERNEL, "    const int i", "    (void)(__half(1) + __half(2));\n    const int i"),
                              "kernel.cuh"),
         "a kernel that isn't a template": (into(KERNEL, "__global__ void twice_all(int* v) { *v = 2; }"), "twice_all"),
+    }),
+    ("fast_math.py", ["--unit", "tests/kernels.cu"], {
+        "a division": (replace(KERNEL, "2 * values[i]", "int(2.0f / float(values[i]))"), "div.rn.f32"),
+        "a sum that flushes by flag": (replace(KERNEL, "2 * values[i]", "int(0.5f + float(values[i]))"), "add.ftz.f32"),
+        "a unit without kernels": (create("tests/kernels.cu", "#include <uniprefill/core/kernel.cuh>\n"), "no kernel"),
     }),
     ("umbrella.py", [], {
         "a header left out": (create("include/uniprefill/select/other.hpp", header("")), "other.hpp is missing"),
