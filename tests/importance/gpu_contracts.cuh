@@ -57,6 +57,9 @@ struct both {
     }
 };
 
+/// Takes back what prepare() has allowed, on the current device. @return whether a run needs it.
+bool forget_shared_memory(const up::cuda_device& device);
+
 } // namespace importance_test
 
 UNIPREFILL_BEGIN_NAMESPACE

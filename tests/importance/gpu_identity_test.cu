@@ -8,9 +8,14 @@
 #include "support/cuda_calls.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <iostream>
+#include <memory>
+#include <thread>
 
 using namespace importance_test;
 using uniprefill_test::captured_graph;
+using uniprefill_test::check_cuda;
 using uniprefill_test::cuda_calls;
 
 TEST_CASE("device masses are the same bits for any grid and any packing", "[gpu]") {
@@ -147,4 +152,142 @@ TEST_CASE("a run makes no calls but launches, and replays with other lengths and
             }
         }
     }
+}
+
+namespace {
+
+int num_devices() {
+    int count = 0;
+    check_cuda(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+    return count;
+}
+void use_device(int ordinal) {
+    check_cuda(cudaSetDevice(ordinal), "cudaSetDevice");
+}
+
+/// What a thread works on: memory and a stream of its own on one device, and inputs that all share.
+struct worker {
+    int ordinal;
+    up::cuda_device device;
+    both& inputs;
+    device_masses result;
+    device_array<unsigned char> memory;
+    cudaStream_t stream = nullptr;
+    up::status prepared{}, done{};
+    cudaError_t finished = cudaErrorUnknown;
+
+    worker(int on, const up::cuda_device& what, both& all)
+        : ordinal(on)
+        , device(what)
+        , inputs(all)
+        , result(all.bounds)
+        , memory(cuda_estimator(all.bounds).workspace_bytes()) {
+        check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    }
+    worker(const worker&) = delete;
+    worker& operator=(const worker&) = delete;
+    ~worker() { cudaStreamDestroy(stream); }
+
+    /// Like run() it judges nothing: assertions belong to the test's own thread.
+    void prepare_and_run() {
+        const cudaError_t chosen = cudaSetDevice(ordinal);
+        prepared = cuda_estimator(inputs.bounds, device).prepare<bf16, bf16, cache_view>();
+        run();
+        finished = chosen != cudaSuccess ? chosen : finished;
+    }
+    void run() {
+        done = cuda_estimator(inputs.bounds, device)
+                   .run(inputs.device.query_rows(),
+                        up::key_source<bf16, cache_view>{inputs.device.key_rows(),
+                                                         inputs.device_cached.contiguous()},
+                        {}, inputs.device.batch(), result.view(), result.head_view(),
+                        up::workspace(memory.data(), memory.size()), stream);
+        finished = cudaStreamSynchronize(stream);
+    }
+};
+
+/// All of them at once, each on a thread of its own.
+void run_together(std::vector<std::unique_ptr<worker>>& workers) {
+    std::atomic<int> missing{static_cast<int>(workers.size())};
+    std::vector<std::thread> threads;
+    for (const std::unique_ptr<worker>& one : workers) {
+        threads.emplace_back([&missing, &one] {
+            for (--missing; missing.load() > 0;) { // so that they start together
+            }
+            one->prepare_and_run();
+        });
+    }
+    for (std::thread& thread : threads) {
+        thread.join();
+    }
+}
+
+} // namespace
+
+TEST_CASE("threads prepare and run at once, on every device", "[gpu]") {
+    if (!uniprefill_test::has_device()) {
+        return;
+    }
+    constexpr std::size_t num_threads = 8;
+    const int devices = num_devices();
+    std::cout << "devices: " << devices << (devices == 1 ? " (threads have no others to choose from)" : "")
+              << std::endl;
+    // Inputs, and what one thread alone makes of them, on each device in turn.
+    std::vector<std::unique_ptr<both>> inputs;
+    std::vector<std::vector<up::cuda_device>> bodies;
+    std::vector<std::vector<masses>> alone;
+    for (int d = 0; d < devices; ++d) {
+        use_device(d);
+        inputs.push_back(std::make_unique<both>(model{8, 2, D, G, N}, some_requests()));
+        bodies.push_back(each_body<has_sm90>());
+        alone.emplace_back();
+        for (const up::cuda_device& device : bodies.back()) {
+            CHECK(device.ordinal == d);
+            alone.back().push_back(inputs.back()->estimate_here(device));
+        }
+        if (bodies[static_cast<std::size_t>(d)].size() == bodies[0].size()) {
+            for (std::size_t b = 0; b < bodies[0].size(); ++b) {
+                CHECK((alone.back()[b].buffer == alone[0][b].buffer));
+                CHECK((alone.back()[b].heads == alone[0][b].heads));
+            }
+        }
+    }
+    for (int round = 0; round < 5; ++round) {
+        CAPTURE(round);
+        std::vector<std::unique_ptr<worker>> workers;
+        for (std::size_t t = 0; t < num_threads * static_cast<std::size_t>(devices); ++t) {
+            const std::size_t d = t % static_cast<std::size_t>(devices);
+            const auto& device = bodies[d][t / static_cast<std::size_t>(devices) % bodies[d].size()];
+            use_device(static_cast<int>(d));
+            workers.push_back(std::make_unique<worker>(static_cast<int>(d), device, *inputs[d]));
+        }
+        // As in a new process: nobody has prepared yet, so that the threads do it at the same time.
+        for (int d = 0; d < devices; ++d) {
+            use_device(d);
+            for (const up::cuda_device& device : bodies[static_cast<std::size_t>(d)]) {
+                if (forget_shared_memory(device)) {
+                    worker unprepared(d, device, *inputs[static_cast<std::size_t>(d)]);
+                    unprepared.run();
+                    CHECK(unprepared.done.code == up::status_code::backend_error);
+                    static_cast<void>(cudaGetLastError());
+                    CHECK(unprepared.finished == cudaSuccess); // what had been launched before
+                }
+            }
+        }
+        run_together(workers);
+        for (const std::unique_ptr<worker>& one : workers) {
+            INFO("device " << one->ordinal << ", " << name_of(one->device));
+            INFO(message(one->prepared) << ", " << message(one->done));
+            REQUIRE(one->prepared.ok());
+            REQUIRE(one->done.ok());
+            REQUIRE(one->finished == cudaSuccess);
+            use_device(one->ordinal);
+            const auto which = static_cast<std::size_t>(one->ordinal);
+            const masses& wanted = alone[which][one->device.body == up::cuda_body::sm90 ? 1 : 0];
+            const masses came = one->result.get();
+            CHECK((came.buffer == wanted.buffer));
+            CHECK((came.heads == wanted.heads));
+        }
+    }
+    use_device(0);
 }
