@@ -16,9 +16,11 @@ UNIPREFILL_BEGIN_NAMESPACE
 /// Compile-time choices of the facade. Replace it by a struct with the same members to change one.
 /// @tparam G rows of a block, or `dynamic` to take limits::block_rows
 /// @tparam N observation queries, or `dynamic` to take limits::num_observations
-template <std::int32_t G = 64, std::int32_t N = 128>
+/// @tparam D elements of a head, or `dynamic` to take limits::head_dim. On CUDA devices all three are
+/// constants.
+template <std::int32_t G = 64, std::int32_t N = 128, std::int32_t D = dynamic>
 struct default_policy {
-    using estimator = estimator_policy<G, N, head_sum>;
+    using estimator = estimator_policy<G, N, head_sum, D>;
     using rule = selection_rule;
 };
 
@@ -32,8 +34,9 @@ enum class propagation : std::int32_t {
 template <class Rule>
 struct selecting_layer {
     std::int32_t layer = 0;
-    Rule rule{};                       ///< for every request, unless
-    const Rule* per_request = nullptr; // [num_requests] by the step's order; null: `rule` for all
+    Rule rule{}; ///< for every request, unless
+    /// Rules by the step's order, in the backend's memory, that decide() reads; null: `rule` for all.
+    const Rule* per_request = nullptr; // [num_requests]
 };
 
 /// Run-time choices of the facade.
@@ -42,7 +45,7 @@ struct sparsifier_options {
     const selecting_layer<Rule>* layers = nullptr; // [num_selecting]
     std::int32_t num_selecting = 0;
     propagation mode = propagation::cumulative;
-    metrics_observer observer{};
+    metrics_observer observer{}; ///< host backend only
 };
 
 UNIPREFILL_END_NAMESPACE

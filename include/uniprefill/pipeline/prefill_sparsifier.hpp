@@ -13,6 +13,7 @@
 #include <uniprefill/core/selection.hpp>
 #include <uniprefill/core/workspace.hpp>
 #include <uniprefill/importance/importance.hpp>
+#include <uniprefill/pipeline/detail/layer_rules.hpp>
 #include <uniprefill/pipeline/policy.hpp>
 #include <uniprefill/propagate/policy.hpp>
 #include <uniprefill/select/selector.hpp>
@@ -31,7 +32,7 @@ class prefill_step;
 /// concurrent steps, each with a workspace of its own.
 ///
 /// @tparam Policy   block size, observation queries, head reduction and rule: see default_policy
-/// @tparam Backend  backend::host
+/// @tparam Backend  backend::host, or backend::cuda (prefill_sparsifier.cuh)
 ///
 /// An engine's loop:
 /// @code
@@ -71,7 +72,7 @@ class prefill_sparsifier {
 
     /// Whether @p layer takes decisions.
     [[nodiscard]] UNIPREFILL_HOST_API bool selects(std::int32_t layer) const noexcept {
-        return find(layer) >= 0;
+        return detail::find_layer(options_, layer) >= 0;
     }
 
     /// The limits that it was made with.
@@ -82,9 +83,6 @@ class prefill_sparsifier {
     }
 
   private:
-    friend class prefill_step<Policy, Backend>;
-    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t find(std::int32_t layer) const noexcept;
-
     limits bounds_;
     sparsifier_options<rule> options_;
 };
@@ -125,8 +123,7 @@ class prefill_step {
     /// Which of a tensor's two buffers holds rows(): `working`, but under revival `full` while every row is
     /// alive.
     [[nodiscard]] UNIPREFILL_HOST_API const byte_rows& rows_of(const row_tensor& tensor) const noexcept {
-        return made_by_->options().mode == propagation::revive ? revive::rows_of(lineage_, tensor)
-                                                               : cumulative::rows_of(lineage_, tensor);
+        return detail::rows_of(made_by_->options().mode, lineage_, tensor);
     }
 
     /// Before a layer reads its rows. Under revival, at a selecting layer, frozen rows become alive again, at

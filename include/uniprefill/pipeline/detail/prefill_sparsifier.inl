@@ -49,36 +49,9 @@ template <class Backend>
 } // namespace detail
 
 template <class Policy, class Backend>
-std::int32_t prefill_sparsifier<Policy, Backend>::find(std::int32_t layer) const noexcept {
-    for (std::int32_t i = 0; i < options_.num_selecting; ++i) {
-        if (options_.layers[i].layer == layer) {
-            return i;
-        }
-    }
-    return -1;
-}
-
-template <class Policy, class Backend>
 status prefill_sparsifier<Policy, Backend>::check() const noexcept {
     UNIPREFILL_TRY((importance_estimator<typename Policy::estimator, Backend>(bounds_).check()));
-    if (options_.num_selecting < 0 || (options_.num_selecting > 0 && options_.layers == nullptr)) {
-        return failure(status_code::invalid_argument, "options.layers", "an array of num_selecting layers",
-                       options_.num_selecting);
-    }
-    std::int32_t previous = -1;
-    for (std::int32_t i = 0; i < options_.num_selecting; ++i) {
-        const std::int32_t layer = options_.layers[i].layer;
-        if (layer <= previous || layer >= bounds_.num_layers) {
-            return failure(status_code::out_of_range, "options.layers",
-                           "layers that ascend within limits.num_layers", layer)
-                .at_layer(layer);
-        }
-        if (const status good = validate(options_.layers[i].rule); !good.ok()) {
-            return good.at_layer(layer);
-        }
-        previous = layer;
-    }
-    return success();
+    return detail::check_layers(bounds_, options_);
 }
 
 template <class Policy, class Backend>
@@ -119,21 +92,13 @@ status prefill_step<Policy, Backend>::begin(const batch_view& batch, workspace m
 template <class Policy, class Backend>
 status prefill_step<Policy, Backend>::enter(std::int32_t layer, const row_tensor* tensors, std::int32_t count,
                                             stream queue) noexcept {
-    if (made_by_->options().mode != propagation::revive || !made_by_->selects(layer)) {
-        return success();
-    }
-    return revive::enter(lineage_, tensors, count, queue);
+    return detail::enter(made_by_->options().mode, made_by_->selects(layer), lineage_, tensors, count, queue);
 }
 
 template <class Policy, class Backend>
 status prefill_step<Policy, Backend>::leave(const selection& decided, const row_tensor* tensors,
                                             std::int32_t count, stream queue) noexcept {
-    if (decided.identity) {
-        return lineage_.check(decided);
-    }
-    return made_by_->options().mode == propagation::revive
-               ? revive::leave(lineage_, decided, tensors, count, queue)
-               : cumulative::leave(lineage_, decided, tensors, count, queue);
+    return detail::leave(made_by_->options().mode, lineage_, decided, tensors, count, queue);
 }
 
 template <class Policy, class Backend>
@@ -162,7 +127,7 @@ status prefill_step<Policy, Backend>::decide(std::int32_t layer, const head_rows
     if (!lineage_.has_begun()) {
         return failure(status_code::wrong_state, "decide", "begin() before", layer).at_layer(layer);
     }
-    const std::int32_t index = made_by_->find(layer);
+    const std::int32_t index = detail::find_layer(made_by_->options(), layer);
     if (index < 0 || !may_drop(batch)) {
         out = selection::keep_all(batch.num_requests, batch.num_segments, batch.num_rows, Backend::space);
         return success();

@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+#pragma once
+
+/// @file
+/// A make-believe engine of a few layers, on a device and on the host, that prefills through the facade. What
+/// the device's saw at each selecting layer is recorded; the host's goes the same way and compares.
+///
+/// Masses of the two backends differ by rounding, so the host takes the device's for its decision, once it
+/// has seen that they are its own but for that. Everything after it must then be the same bits.
+
+#include "importance/gpu_step.cuh"
+#include "support/cuda_calls.hpp"
+
+#include <uniprefill/pipeline/prefill_sparsifier.cuh>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+namespace pipeline_test {
+
+using namespace importance_test;
+using uniprefill_test::check_cuda;
+
+using bf16 = up::bfloat16;
+constexpr std::int32_t G = 16, N = 32, D = 64, heads = 4, kv_heads = 2;
+constexpr std::int32_t num_layers = 6;
+constexpr std::int32_t tensor_width = 8; // integers of a row of the tensor that travels
+using policy = up::default_policy<G, N, D>;
+using rule = up::selection_rule;
+using cache_view = up::contiguous_cache<bf16>;
+using device_sparsifier = up::prefill_sparsifier<policy, up::backend::cuda>;
+using host_sparsifier = up::prefill_sparsifier<policy>;
+
+inline void require_ok(const up::status& done) {
+    INFO(message(done));
+    REQUIRE(done.ok());
+}
+
+/// The same requests at every layer, with other queries and keys.
+struct content {
+    std::vector<step<bf16>> layers;
+    std::vector<caches<bf16>> cached;
+    std::vector<rule> rules;          // [num_requests] where a layer asks each request
+    std::vector<std::int32_t> hidden; // [num_rows][tensor_width]
+
+    content(std::vector<request> requests, std::vector<rule> by_request)
+        : rules(std::move(by_request)) {
+        for (std::int32_t layer = 0; layer < num_layers; ++layer) {
+            layers.emplace_back(model{heads, kv_heads, D, G, N}, requests);
+            cached.emplace_back(layers.back());
+            for (request& one : requests) {
+                one.seed += 1000;
+            }
+        }
+        for (std::int32_t i = 0; i < rows() * tensor_width; ++i) {
+            hidden.push_back(i * 7919);
+        }
+    }
+    [[nodiscard]] std::int32_t rows() const { return layers[0].num_rows(); }
+    [[nodiscard]] up::batch_view batch() const { return layers[0].batch(); }
+    [[nodiscard]] up::limits limits() const {
+        up::limits bounds = layers[0].tight_limits();
+        bounds.num_layers = num_layers;
+        return bounds;
+    }
+};
+
+/// Everything that a selecting layer leaves behind, in host memory.
+struct seen {
+    std::vector<std::int64_t> masses; // after the reduction
+    std::vector<std::uint32_t> keep_bits;
+    std::vector<std::int32_t> kept_to_old, old_to_kept, cu_seqlens, cu_segments;
+    std::vector<up::segment_outcome> outcomes;
+    std::vector<std::int32_t> rows_cu_seqlens, rows_cu_segments, positions, original_rows; // after leave()
+    std::vector<std::int32_t> hidden;
+};
+
+/// The same in device memory, as large as the limits allow.
+class recorder {
+  public:
+    explicit recorder(const up::limits& bounds)
+        : masses_(static_cast<std::size_t>(up::mass_view::rank_buffer_size(bounds)))
+        , keep_bits_(static_cast<std::size_t>((bounds.max_blocks() + 31) / 32))
+        , kept_to_old_(rows_of(bounds))
+        , old_to_kept_(rows_of(bounds))
+        , cu_seqlens_(static_cast<std::size_t>(bounds.max_requests) + 1)
+        , cu_segments_(static_cast<std::size_t>(bounds.max_segments) + 1)
+        , outcomes_(static_cast<std::size_t>(bounds.max_segments))
+        , rows_cu_seqlens_(cu_seqlens_.size())
+        , rows_cu_segments_(cu_segments_.size())
+        , positions_(rows_of(bounds))
+        , original_rows_(rows_of(bounds))
+        , hidden_(rows_of(bounds) * tensor_width) {}
+
+    void record_decision(const up::mass_view& masses, const up::selection& kept, cudaStream_t stream) {
+        copy(masses_, masses.free, masses_.size(), stream);
+        copy(keep_bits_, kept.keep_bits, keep_bits_.size(), stream);
+        copy(kept_to_old_, kept.kept_to_old, static_cast<std::size_t>(kept.kept_bound), stream);
+        copy(old_to_kept_, kept.old_to_kept, static_cast<std::size_t>(kept.num_rows), stream);
+        copy(cu_seqlens_, kept.cu_seqlens, cu_seqlens_.size(), stream);
+        copy(cu_segments_, kept.cu_segments, cu_segments_.size(), stream);
+        copy(outcomes_, kept.outcomes, outcomes_.size(), stream);
+    }
+    void record_rows(const up::batch_view& rows, const up::row_map& map, const up::byte_rows& hidden,
+                     cudaStream_t stream) {
+        const auto bound = static_cast<std::size_t>(rows.num_rows);
+        copy(rows_cu_seqlens_, rows.cu_seqlens, rows_cu_seqlens_.size(), stream);
+        copy(rows_cu_segments_, rows.cu_segments, rows_cu_segments_.size(), stream);
+        copy(positions_, rows.positions, bound, stream);
+        copy(original_rows_, map.kept_to_old, bound, stream);
+        copy(hidden_, static_cast<const std::int32_t*>(hidden.data), bound * tensor_width, stream);
+    }
+    [[nodiscard]] seen get() const {
+        return {masses_.get(),           keep_bits_.get(),   kept_to_old_.get(),   old_to_kept_.get(),
+                cu_seqlens_.get(),       cu_segments_.get(), outcomes_.get(),      rows_cu_seqlens_.get(),
+                rows_cu_segments_.get(), positions_.get(),   original_rows_.get(), hidden_.get()};
+    }
+
+  private:
+    static std::size_t rows_of(const up::limits& bounds) { return static_cast<std::size_t>(bounds.max_rows); }
+    template <class T>
+    static void copy(const device_array<T>& to, const T* from, std::size_t count, cudaStream_t stream) {
+        check_cuda(cudaMemcpyAsync(to.data(), from, count * sizeof(T), cudaMemcpyDeviceToDevice, stream),
+                   "record");
+    }
+
+    device_array<std::int64_t> masses_;
+    device_array<std::uint32_t> keep_bits_;
+    device_array<std::int32_t> kept_to_old_, old_to_kept_, cu_seqlens_, cu_segments_;
+    device_array<up::segment_outcome> outcomes_;
+    device_array<std::int32_t> rows_cu_seqlens_, rows_cu_segments_, positions_, original_rows_, hidden_;
+};
+
+/// What a layer does to the rows that are alive, whoever they are.
+template <class = void>
+__global__ void transform_rows(std::int32_t* hidden, const std::int32_t* num_rows, std::int32_t layer) {
+    const std::int32_t end = *num_rows * tensor_width;
+    for (auto i = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x); i < end;
+         i += static_cast<std::int32_t>(gridDim.x * blockDim.x)) {
+        hidden[i] = 3 * hidden[i] + layer;
+    }
+}
+
+template <class T>
+up::byte_rows as_rows(const T* data, std::int32_t rows, std::int64_t width) {
+    return up::as_byte_rows(const_cast<T*>(data), rows, width);
+}
+
+/// The engine on the device. Its arrays stay where they are, so that a graph of run() can be replayed.
+class device_engine {
+  public:
+    /// @param first the largest content that it will run
+    device_engine(const content& first, std::vector<up::selecting_layer<rule>> layers, up::propagation mode,
+                  const up::cuda_device& device)
+        : device_(device)
+        , bounds_(first.limits())
+        , layers_(std::move(layers))
+        , rules_(first.rules)
+        , batch_(first.layers[0])
+        , queries_(first.layers[0].queries.size())
+        , working_(first.hidden.size())
+        , full_(first.hidden.size()) {
+        for (up::selecting_layer<rule>& one : layers_) {
+            if (one.per_request != nullptr) {
+                one.per_request = rules_.data();
+            }
+            recorders_.push_back(std::make_unique<recorder>(bounds_));
+        }
+        sparsifier_ = std::make_unique<device_sparsifier>(
+            bounds_,
+            up::sparsifier_options<rule>{layers_.data(), static_cast<std::int32_t>(layers_.size()), mode, {}},
+            device);
+        require_ok(sparsifier_->check());
+        require_ok(sparsifier_->prepare<bf16, bf16, cache_view>());
+        memory_ = device_array<unsigned char>(sparsifier_->workspace_bytes() + guard);
+        keys_ = device_array<bf16>(first.layers[0].keys.size());
+        for (std::int32_t layer = 0; layer < num_layers; ++layer) {
+            const auto which = static_cast<std::size_t>(layer);
+            all_queries_.emplace_back(first.layers[which].queries);
+            all_keys_.emplace_back(first.layers[which].keys);
+            cached_.emplace_back(first.cached[which].rows());
+        }
+        cache_ = first.cached[0].contiguous();
+    }
+
+    /// Puts @p what into the arrays. Its caches lie as those of the first content do.
+    void load(const content& what) {
+        batch_.assign(what.layers[0]);
+        rules_.set(what.rules);
+        for (std::size_t layer = 0; layer < num_layers; ++layer) {
+            all_queries_[layer].set(what.layers[layer].queries);
+            all_keys_[layer].set(what.layers[layer].keys);
+            REQUIRE(what.cached[layer].contiguous().request_stride == cache_.request_stride);
+            cached_[layer].set(what.cached[layer].rows());
+        }
+        (revives() ? full_ : working_).set(what.hidden);
+    }
+
+    /// One prefill through all layers.
+    /// @param kept_bound what decisions are told to be at most; negative: nothing
+    template <class Reduction = up::no_reduction>
+    void run(cudaStream_t stream, bool recording, const Reduction& reduction = {},
+             std::int32_t kept_bound = -1) {
+        up::prefill_step<policy, up::backend::cuda> step(*sparsifier_);
+        require_ok(step.begin(batch_.batch(), {memory_.data(), sparsifier_->workspace_bytes()}, stream));
+        const up::row_tensor tensor{as_rows(working_.data(), bounds_.max_rows, tensor_width),
+                                    revives() ? as_rows(full_.data(), bounds_.max_rows, tensor_width)
+                                              : up::byte_rows{}};
+        std::size_t next = 0;
+        for (std::int32_t layer = 0; layer < num_layers; ++layer) {
+            require_ok(step.enter(layer, &tensor, 1, stream));
+            project(step, layer, stream);
+            const std::int32_t alive = step.rows().num_rows;
+            const up::head_rows<const bf16> q{queries_.data(), heads * D, D, alive, heads, D};
+            up::key_source<bf16, cache_view> keys{{keys_.data(), kv_heads * D, D, alive, kv_heads, D},
+                                                  cache_};
+            keys.cached.data = cached_[static_cast<std::size_t>(layer)].data();
+            up::selection kept;
+            require_ok(kept_bound >= 0 ? step.decide(layer, q, keys, {}, batch_.batch().cached_lens,
+                                                     kept_bound, kept, stream, reduction)
+                                       : step.decide(layer, q, keys, {}, batch_.batch().cached_lens, kept,
+                                                     stream, reduction));
+            REQUIRE(kept.identity != sparsifier_->selects(layer));
+            if (recording && !kept.identity) {
+                recorders_[next]->record_decision(step.masses(), kept, stream);
+            }
+            require_ok(step.leave(kept, &tensor, 1, stream));
+            const up::byte_rows& hidden = step.rows_of(tensor);
+            transform_rows<><<<16, 256, 0, stream>>>(static_cast<std::int32_t*>(hidden.data),
+                                                     step.rows().cu_seqlens + step.rows().num_requests,
+                                                     layer);
+            check_cuda(cudaPeekAtLastError(), "transform_rows");
+            if (!kept.identity) {
+                REQUIRE(step.rows().num_rows == (kept_bound >= 0 ? std::min(kept_bound, alive) : alive));
+                if (recording) {
+                    recorders_[next]->record_rows(step.rows(), step.map(), hidden, stream);
+                }
+                ++next;
+            }
+        }
+    }
+
+    /// What was recorded at each selecting layer.
+    [[nodiscard]] std::vector<seen> recorded() const {
+        const std::vector<unsigned char> beyond = memory_.get();
+        CHECK(
+            std::all_of(beyond.end() - guard, beyond.end(), [](unsigned char byte) { return byte == 0xa5; }));
+        std::vector<seen> all;
+        for (const std::unique_ptr<recorder>& one : recorders_) {
+            all.push_back(one->get());
+        }
+        return all;
+    }
+    [[nodiscard]] const up::limits& bounds() const { return bounds_; }
+    [[nodiscard]] const std::vector<up::selecting_layer<rule>>& layers() const { return layers_; }
+    [[nodiscard]] bool revives() const { return sparsifier_->options().mode == up::propagation::revive; }
+
+  private:
+    static constexpr std::ptrdiff_t guard = 4096;
+
+    /// Queries and keys of the rows that are alive.
+    void project(const up::prefill_step<policy, up::backend::cuda>& step, std::int32_t layer,
+                 cudaStream_t stream) {
+        const auto which = static_cast<std::size_t>(layer);
+        const up::byte_rows from[] = {as_rows(all_queries_[which].data(), bounds_.max_rows, heads * D),
+                                      as_rows(all_keys_[which].data(), bounds_.max_rows, kv_heads * D)};
+        const up::byte_rows to[] = {as_rows(queries_.data(), bounds_.max_rows, heads * D),
+                                    as_rows(keys_.data(), bounds_.max_rows, kv_heads * D)};
+        require_ok(up::compact(step.map(), from, to, 2, {}, device_, stream));
+    }
+
+    up::cuda_device device_;
+    up::limits bounds_;
+    std::vector<up::selecting_layer<rule>> layers_;
+    device_array<rule> rules_;
+    device_step<bf16> batch_;
+    device_array<bf16> queries_, keys_;
+    device_array<std::int32_t> working_, full_;
+    std::vector<device_array<bf16>> all_queries_, all_keys_, cached_;
+    cache_view cache_;
+    std::vector<std::unique_ptr<recorder>> recorders_;
+    std::unique_ptr<device_sparsifier> sparsifier_;
+    device_array<unsigned char> memory_;
+};
+
+/// A reduction for the host that judges its masses by the device's, and then goes on with those.
+struct take_over {
+    const std::vector<std::int64_t>* device = nullptr;
+    std::int64_t ranks = 1;        ///< that all have the same heads
+    std::int64_t faulty_word = -1; ///< where one of them reports a fault
+    std::int64_t num_masses = 0;   ///< fault words lie behind these
+    std::int64_t one = 1;          ///< a probability of 1
+    double* worst = nullptr;
+    std::int64_t* wrong_words = nullptr;
+
+    up::status operator()(std::int64_t* buffer, std::int64_t count, up::rank_reduction,
+                          up::host_stream) const noexcept {
+        for (std::int64_t i = 0; i < count; ++i) {
+            const std::int64_t came = (*device)[static_cast<std::size_t>(i)];
+            const std::int64_t mine =
+                buffer[i] * ranks + (i == faulty_word ? up::fault_word(up::mass_fault::rank) : 0);
+            if (i >= num_masses) {
+                *wrong_words += came != mine ? 1 : 0;
+            } else {
+                const double allowed = 1e-5 * static_cast<double>(mine) + 1e-7 * N * static_cast<double>(one);
+                *worst = std::max(*worst, std::abs(static_cast<double>(came - mine)) / allowed);
+            }
+            buffer[i] = came;
+        }
+        return up::success();
+    }
+};
+
+/// Runs @p what on the host and compares what the device recorded. @return rows that are left at the end
+inline std::int32_t compare_with_host(const content& what, const device_engine& engine,
+                                      const std::vector<seen>& recorded, std::int64_t ranks = 1,
+                                      std::int64_t faulty_segment = -1) {
+    const up::limits& bounds = engine.bounds();
+    std::vector<up::selecting_layer<rule>> layers = engine.layers();
+    for (up::selecting_layer<rule>& one : layers) {
+        one.per_request = one.per_request != nullptr ? what.rules.data() : nullptr;
+    }
+    const host_sparsifier sparsifier(
+        bounds, {layers.data(),
+                 static_cast<std::int32_t>(layers.size()),
+                 engine.revives() ? up::propagation::revive : up::propagation::cumulative,
+                 {}});
+    const guarded_buffer memory(sparsifier.workspace_bytes());
+    up::prefill_step<policy> step(sparsifier);
+    require_ok(step.begin(what.batch(), {memory.data(), sparsifier.workspace_bytes()}));
+
+    std::vector<std::int32_t> working = what.hidden, full = what.hidden;
+    const up::row_tensor tensor{as_rows(working.data(), what.rows(), tensor_width),
+                                as_rows(full.data(), what.rows(), tensor_width)};
+    double worst = 0;
+    std::int64_t wrong_words = 0;
+    std::size_t next = 0;
+    const auto same = [](const auto& mine, const auto& came, std::int32_t count) {
+        return std::equal(mine, mine + count, came.begin());
+    };
+    for (std::int32_t layer = 0; layer < num_layers; ++layer) {
+        CAPTURE(layer);
+        const auto which = static_cast<std::size_t>(layer);
+        require_ok(step.enter(layer, &tensor, 1));
+        const std::int32_t alive = step.rows().num_rows;
+        std::vector<bf16> q(what.layers[which].queries.size()), k(what.layers[which].keys.size());
+        require_ok(up::compact(step.map(), as_rows(what.layers[which].queries.data(), what.rows(), heads * D),
+                               as_rows(q.data(), what.rows(), heads * D), {}));
+        require_ok(up::compact(step.map(), as_rows(what.layers[which].keys.data(), what.rows(), kv_heads * D),
+                               as_rows(k.data(), what.rows(), kv_heads * D), {}));
+        take_over reduction;
+        if (sparsifier.selects(layer)) {
+            reduction.device = &recorded[next].masses;
+            reduction.ranks = ranks;
+            reduction.num_masses = 2 * bounds.max_blocks();
+            reduction.faulty_word = faulty_segment >= 0 ? reduction.num_masses + faulty_segment : -1;
+            reduction.one = ranks << up::mass_format::of(bounds).fraction_bits;
+            reduction.worst = &worst;
+            reduction.wrong_words = &wrong_words;
+        }
+        up::selection kept;
+        require_ok(
+            step.decide(layer, up::head_rows<const bf16>{q.data(), heads * D, D, alive, heads, D},
+                        up::key_source<bf16, cache_view>{{k.data(), kv_heads * D, D, alive, kv_heads, D},
+                                                         what.cached[which].contiguous()},
+                        {}, what.batch().cached_lens, kept, {}, reduction));
+        require_ok(step.leave(kept, &tensor, 1));
+        const up::batch_view rows = step.rows();
+        auto* const hidden = static_cast<std::int32_t*>(step.rows_of(tensor).data);
+        for (std::int32_t i = 0; i < rows.num_rows * tensor_width; ++i) {
+            hidden[i] = static_cast<std::int32_t>(3u * static_cast<std::uint32_t>(hidden[i]) +
+                                                  static_cast<std::uint32_t>(layer));
+        }
+        if (!sparsifier.selects(layer)) {
+            continue;
+        }
+        REQUIRE_FALSE(kept.identity);
+        const seen& there = recorded[next++];
+        const std::int32_t left = kept.cu_seqlens[kept.num_requests];
+        CHECK(worst < 1);
+        CHECK(wrong_words == 0);
+        CHECK(same(kept.keep_bits, there.keep_bits,
+                   static_cast<std::int32_t>((bounds.max_blocks() + 31) / 32)));
+        CHECK(same(kept.cu_seqlens, there.cu_seqlens, kept.num_requests + 1));
+        CHECK(same(kept.cu_segments, there.cu_segments, kept.num_segments + 1));
+        CHECK(same(kept.kept_to_old, there.kept_to_old, left));
+        CHECK(same(kept.old_to_kept, there.old_to_kept, alive));
+        for (std::int32_t s = 0; s < kept.num_segments; ++s) {
+            CAPTURE(s);
+            const up::segment_outcome& mine = kept.outcomes[s];
+            const up::segment_outcome& came = there.outcomes[static_cast<std::size_t>(s)];
+            CHECK(std::string(up::to_string(came.reason)) == up::to_string(mine.reason));
+            CHECK(came.rows == mine.rows);
+            CHECK(came.kept == mine.kept);
+            CHECK(came.total_mass == mine.total_mass);
+            CHECK(came.dropped_mass == mine.dropped_mass);
+        }
+        CHECK(same(rows.cu_seqlens, there.rows_cu_seqlens, rows.num_requests + 1));
+        CHECK(same(rows.cu_segments, there.rows_cu_segments, rows.num_segments + 1));
+        CHECK(same(rows.positions, there.positions, left));
+        if (const std::int32_t* const original = step.map().kept_to_old; original != nullptr) {
+            CHECK(same(original, there.original_rows, left));
+        }
+        CHECK(same(hidden, there.hidden, left * tensor_width));
+    }
+    REQUIRE(next == recorded.size());
+    return step.rows().num_rows;
+}
+
+} // namespace pipeline_test

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+// The facade on a device does what the host's does: eagerly and replayed, cumulative and with revival, alone
+// and with ranks.
+
+#include "gpu_facade.cuh"
+
+#include <uniprefill/propagate/add_norm.cuh>
+
+using namespace pipeline_test;
+using uniprefill_test::captured_graph;
+using uniprefill_test::cuda_calls;
+
+namespace pipeline_test {
+
+/// So many ranks with the same heads, one of which reports a fault.
+template <class = void>
+__global__ void reduce_equal_ranks(std::int64_t* buffer, std::int64_t count, std::int64_t ranks,
+                                   std::int64_t faulty_word) {
+    for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < count;
+         i += std::int64_t{gridDim.x} * blockDim.x) {
+        buffer[i] = buffer[i] * ranks + (i == faulty_word ? up::fault_word(up::mass_fault::rank) : 0);
+    }
+}
+struct equal_ranks {
+    std::int64_t ranks;
+    std::int64_t faulty_word;
+
+    up::status operator()(std::int64_t* buffer, std::int64_t count, up::rank_reduction how,
+                          up::backend::cuda::stream stream) const noexcept {
+        if (how != up::rank_reduction::sum) {
+            return up::failure(up::status_code::invalid_argument, "how", "a sum over heads", 1);
+        }
+        reduce_equal_ranks<><<<4, 256, 0, stream>>>(buffer, count, ranks, faulty_word);
+        return up::cuda_result(cudaPeekAtLastError(), "reduce_equal_ranks");
+    }
+};
+
+} // namespace pipeline_test
+
+namespace {
+
+constexpr up::propagation modes[] = {up::propagation::cumulative, up::propagation::revive};
+
+std::vector<request> first_requests() {
+    std::vector<request> requests;
+    requests.push_back({21, up::request_tag::prefill, 0, {533}, {1, 20, 40, 0}});
+    requests.push_back({22, up::request_tag::chunk, 77, {170, 229}, {1, 90, 10, 0}});
+    requests.push_back({23, up::request_tag::decode, 300, {1}});
+    requests.push_back({24, up::request_tag::prefill, 0, {300}, {1, 4, 4, 0}});
+    requests.push_back({25, up::request_tag::prefill, 0, {5}, {1, 1, 1, 0}});
+    requests[0].forced = {{130, 141}, {163, 230}};
+    requests[3].gaps = true;
+    return requests;
+}
+/// No larger, and other requests in the same places.
+std::vector<request> second_requests() {
+    std::vector<request> requests = first_requests();
+    requests[0].segments = {400};
+    requests[0].forced = {{11, 12}, {50, 60}};
+    requests[0].seed = 31;
+    requests[1].segments = {100, 200};
+    requests[2].tag = up::request_tag::verify;
+    requests[3].options.enabled = 0;
+    requests[4].segments = {80};
+    requests[4].seed = 32;
+    return requests;
+}
+content first_content() {
+    return {first_requests(),
+            {rule::top_p(0.95), rule::fixed_ratio(0.5), rule::top_p(0.9), rule::max_fraction(0.1),
+             rule::top_p(0.9)}};
+}
+content second_content() {
+    return {second_requests(),
+            {rule::fixed_ratio(0.7), rule::top_p(0.9), rule::top_p(0.9), rule::top_p(0.8),
+             rule::fixed_budget(40)}};
+}
+
+/// The second asks each request for its rule.
+std::vector<up::selecting_layer<rule>> some_layers() {
+    static const rule any{};
+    return {{1, rule::top_p(0.9), nullptr}, {3, {}, &any}, {4, rule::fixed_ratio(0.5), nullptr}};
+}
+
+} // namespace
+
+TEST_CASE("the facade on a device decides and moves as the host's", "[gpu]") {
+    if (!uniprefill_test::has_device()) {
+        return;
+    }
+    for (const up::propagation mode : modes) {
+        for (const up::cuda_device& device : each_body<true>()) {
+            INFO((mode == up::propagation::revive ? "revive" : "cumulative"));
+            const content what = first_content();
+            device_engine engine(what, some_layers(), mode, device);
+            engine.load(what);
+            const cuda_calls before = cuda_calls::now();
+            engine.run(nullptr, false);
+            CHECK(before.since() == "");
+            engine.load(what);
+            engine.run(nullptr, true);
+            const std::int32_t left = compare_with_host(what, engine, engine.recorded());
+            CHECK(left > 100);
+            CHECK(left < what.rows() - 200);
+        }
+    }
+}
+
+TEST_CASE("a captured step is replayed with other requests and rules", "[gpu]") {
+    if (!uniprefill_test::has_device()) {
+        return;
+    }
+    const content contents[] = {first_content(), second_content()};
+    for (const up::propagation mode : modes) {
+        INFO((mode == up::propagation::revive ? "revive" : "cumulative"));
+        device_engine engine(contents[0], some_layers(), mode, this_device());
+        engine.load(contents[0]);
+        captured_graph graph([&](cudaStream_t stream) { engine.run(stream, true); });
+        for (const std::size_t which : {1u, 0u, 1u}) {
+            CAPTURE(which);
+            engine.load(contents[which]);
+            graph.replay();
+            compare_with_host(contents[which], engine, engine.recorded());
+        }
+    }
+}
+
+TEST_CASE("ranks are reduced between masses and decision, and a fault of one keeps all", "[gpu]") {
+    if (!uniprefill_test::has_device()) {
+        return;
+    }
+    const content what = first_content();
+    device_engine engine(what, some_layers(), up::propagation::cumulative, this_device());
+    engine.load(what);
+    constexpr std::int64_t ranks = 3;
+    constexpr std::int64_t faulty_segment = 1;
+    engine.run(nullptr, true, equal_ranks{ranks, 2 * engine.bounds().max_blocks() + faulty_segment});
+    const std::vector<seen> recorded = engine.recorded();
+    for (const seen& one : recorded) {
+        CHECK(one.outcomes[faulty_segment].reason == up::keep_reason::rank);
+        CHECK(one.outcomes[faulty_segment].kept == 170);
+    }
+    compare_with_host(what, engine, recorded, ranks, faulty_segment);
+}
+
+TEST_CASE("fixed budgets give bounds that the host knows", "[gpu]") {
+    if (!uniprefill_test::has_device()) {
+        return;
+    }
+    const content what({{21, up::request_tag::prefill, 0, {533}, {1, 20, 40, 0}}}, {rule{}});
+    device_engine engine(what, {{1, rule::fixed_budget(200), nullptr}, {4, rule::fixed_budget(200), nullptr}},
+                         up::propagation::cumulative, this_device());
+    engine.load(what);
+    engine.run(nullptr, true, up::no_reduction{}, 200);
+    CHECK(compare_with_host(what, engine, engine.recorded()) == 200);
+}
+
+TEST_CASE("an engine's own fused add and norm takes the step's scratch, between decision and leave()",
+          "[gpu]") {
+    if (!uniprefill_test::has_device()) {
+        return;
+    }
+    constexpr std::int32_t width = 64;
+    const content what = first_content();
+    const up::cuda_device device = this_device();
+    const up::selecting_layer<rule> layers[] = {{0, rule::top_p(0.9), nullptr}};
+    const device_sparsifier sparsifier(what.limits(), {layers, 1, up::propagation::cumulative, {}}, device);
+    require_ok(sparsifier.prepare<bf16, bf16, cache_view>());
+    device_step<bf16> arrays(what.layers[0]);
+    const device_caches<bf16> cached(what.cached[0]);
+    const std::vector<bf16> values(what.layers[0].queries.begin(),
+                                   what.layers[0].queries.begin() + std::ptrdiff_t{what.rows()} * width);
+    const device_array<bf16> hidden(values), residual(values), out(values.size()),
+        out_residual(values.size());
+    const device_array<bf16> weight(std::vector<bf16>(values.begin(), values.begin() + width));
+    const device_array<unsigned char> memory(sparsifier.workspace_bytes());
+    const auto rows = [&](const device_array<bf16>& tensor) {
+        return up::element_rows<bf16>{tensor.data(), width, width, what.rows()};
+    };
+    const auto read = [](const up::element_rows<bf16>& tensor) {
+        return up::element_rows<const bf16>{tensor.data, tensor.row_stride, tensor.row_elements,
+                                            tensor.num_rows};
+    };
+    cudaStream_t stream = nullptr;
+    check_cuda(cudaStreamCreate(&stream), "cudaStreamCreate");
+    up::prefill_step<policy, up::backend::cuda> step(sparsifier);
+    up::selection kept;
+    require_ok(step.begin(arrays.batch(), {memory.data(), memory.size()}, stream));
+    require_ok(step.decide(0, arrays.query_rows(),
+                           up::key_source<bf16, cache_view>{arrays.key_rows(), cached.contiguous()}, {},
+                           arrays.batch().cached_lens, kept, stream));
+    up::add_norm<bf16> norm{read(rows(hidden)), read(rows(residual)), rows(out), rows(out_residual),
+                            weight.data()};
+    require_ok(up::compact_add_norm(kept, norm, {}, device, stream)); // elsewhere, which needs no scratch
+    norm.out_hidden = rows(hidden);
+    norm.out_residual = rows(residual);
+    require_ok(up::compact_add_norm(kept, norm, step.scratch(), device, stream));
+    require_ok(step.leave(kept, nullptr, 0, stream));
+    check_cuda(cudaStreamSynchronize(stream), "the step");
+    cudaStreamDestroy(stream);
+
+    std::int32_t left = 0;
+    check_cuda(cudaMemcpy(&left, step.rows().cu_seqlens + step.rows().num_requests, sizeof left,
+                          cudaMemcpyDeviceToHost),
+               "rows left");
+    CHECK(left > 100);
+    CHECK(left < what.rows());
+    const auto same = [&](const device_array<bf16>& a, const device_array<bf16>& b) {
+        const std::vector<bf16> left_values = a.get(), right_values = b.get();
+        return std::equal(left_values.begin(), left_values.begin() + std::ptrdiff_t{left} * width,
+                          right_values.begin(), [](bf16 x, bf16 y) { return x.bits == y.bits; });
+    };
+    CHECK(same(hidden, out));
+    CHECK(same(residual, out_residual));
+}
+
+TEST_CASE("what the host can see is refused before anything is launched") {
+    up::limits bounds;
+    bounds.max_rows = 100;
+    bounds.num_layers = 2;
+    bounds.head_dim = D;
+    bounds.block_rows = G;
+    bounds.num_observations = N;
+    const up::selecting_layer<rule> layers[] = {{1, rule::top_p(0.9), nullptr}};
+    const auto made = [&](const up::sparsifier_options<rule>& options) {
+        return device_sparsifier(bounds, options);
+    };
+    const device_sparsifier good = made({layers, 1, up::propagation::cumulative, {}});
+    REQUIRE(good.check().ok());
+    CHECK(good.selects(1));
+    CHECK_FALSE(good.selects(0));
+
+    up::sparsifier_options<rule> observed{layers, 1, up::propagation::cumulative, {}};
+    observed.observer.on_decision = [](void*, const up::decision_metrics&) {};
+    CHECK(made(observed).check().code == up::status_code::not_supported);
+    CHECK(made(observed).workspace_bytes() == 0);
+    const up::selecting_layer<rule> beyond[] = {{2, rule::top_p(0.9), nullptr}};
+    CHECK(made({beyond, 1, up::propagation::cumulative, {}}).check().code == up::status_code::out_of_range);
+    const up::selecting_layer<rule> bad_rule[] = {{0, rule::top_p(2.0), nullptr}};
+    CHECK(made({bad_rule, 1, up::propagation::cumulative, {}}).check().layer == 0);
+
+    // Sizes grow with every bound.
+    const std::size_t bytes = good.workspace_bytes();
+    CHECK(bytes > 0);
+    for (std::int32_t up::limits::*bound :
+         {&up::limits::max_rows, &up::limits::max_segments, &up::limits::max_cached_tokens}) {
+        up::limits more = bounds;
+        more.*bound += 1000;
+        CHECK(device_sparsifier(more, {layers, 1, up::propagation::cumulative, {}}).workspace_bytes() >
+              bytes);
+    }
+
+    up::prefill_step<policy, up::backend::cuda> step(good);
+    const auto code_of = [](const up::status& done) { return done.code; };
+    up::selection kept;
+    const up::head_rows<const bf16> q{nullptr, D, D, 0, 1, D};
+    const up::key_source<bf16> keys{q};
+    up::batch_view batch;
+    batch.space = up::memory_space::device;
+    const guarded_buffer memory(bytes);
+    up::workspace enough(memory.data(), bytes);
+    CHECK(code_of(step.decide(1, q, keys, {}, nullptr, kept, nullptr)) == up::status_code::wrong_state);
+    CHECK(code_of(step.leave(kept, nullptr, 0, nullptr)) == up::status_code::wrong_state);
+    CHECK(code_of(step.begin(batch, {}, nullptr)) == up::status_code::invalid_argument);
+    CHECK(code_of(step.begin(batch, {memory.data(), bytes - 1}, nullptr)) ==
+          up::status_code::workspace_too_small);
+    batch.space = up::memory_space::host;
+    CHECK(code_of(step.begin(batch, enough, nullptr)) == up::status_code::not_supported);
+    batch.space = up::memory_space::device;
+    batch.num_rows = 101;
+    CHECK(code_of(step.begin(batch, enough, nullptr)) == up::status_code::out_of_range);
+    batch.num_rows = 0;
+    // A step of nothing is a step, and launches nothing.
+    require_ok(step.begin(batch, enough, nullptr));
+    CHECK(code_of(step.decide(2, q, keys, {}, nullptr, kept, nullptr)) == up::status_code::out_of_range);
+    CHECK(code_of(step.decide(1, q, keys, {}, nullptr, 101, kept, nullptr)) == up::status_code::out_of_range);
+    CHECK(step.decide(1, q, keys, {}, nullptr, 101, kept, nullptr).layer == 1);
+    require_ok(step.decide(1, q, keys, {}, nullptr, kept, nullptr));
+    CHECK(kept.identity);
+    require_ok(step.leave(kept, nullptr, 0, nullptr));
+    kept.space = up::memory_space::host;
+    CHECK(code_of(step.leave(kept, nullptr, 0, nullptr)) == up::status_code::not_supported);
+    CHECK(memory.is_unwritten());
+}
