@@ -140,7 +140,8 @@ __global__ void transform_rows(std::int32_t* hidden, const std::int32_t* num_row
     const std::int32_t end = *num_rows * tensor_width;
     for (auto i = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x); i < end;
          i += static_cast<std::int32_t>(gridDim.x * blockDim.x)) {
-        hidden[i] = 3 * hidden[i] + layer;
+        hidden[i] = static_cast<std::int32_t>(3u * static_cast<std::uint32_t>(hidden[i]) +
+                                              static_cast<std::uint32_t>(layer));
     }
 }
 
