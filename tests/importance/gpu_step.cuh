@@ -207,6 +207,8 @@ masses run_on_device(const up::head_rows<const Q>& queries, const up::key_source
     constexpr std::size_t guard = 4096;
     const std::size_t bytes = estimator.workspace_bytes();
     const device_array<unsigned char> memory(bytes + guard);
+    // Whether or not new arrays are filled.
+    uniprefill_test::check_cuda(cudaMemset(memory.data() + bytes, 0xa5, guard), "guard bytes");
     const device_masses result(bounds);
     const up::status done = estimator.run(queries, keys, params, batch, result.view(), result.head_view(),
                                           up::workspace(memory.data(), bytes), nullptr);

@@ -82,18 +82,18 @@ struct seen {
 class recorder {
   public:
     explicit recorder(const up::limits& bounds)
-        : masses_(static_cast<std::size_t>(up::mass_view::rank_buffer_size(bounds)))
-        , keep_bits_(static_cast<std::size_t>((bounds.max_blocks() + 31) / 32))
-        , kept_to_old_(rows_of(bounds))
-        , old_to_kept_(rows_of(bounds))
-        , cu_seqlens_(static_cast<std::size_t>(bounds.max_requests) + 1)
-        , cu_segments_(static_cast<std::size_t>(bounds.max_segments) + 1)
-        , outcomes_(static_cast<std::size_t>(bounds.max_segments))
-        , rows_cu_seqlens_(cu_seqlens_.size())
-        , rows_cu_segments_(cu_segments_.size())
-        , positions_(rows_of(bounds))
-        , original_rows_(rows_of(bounds))
-        , hidden_(rows_of(bounds) * tensor_width) {}
+        : masses_(zeros<std::int64_t>(up::mass_view::rank_buffer_size(bounds)))
+        , keep_bits_(zeros<std::uint32_t>((bounds.max_blocks() + 31) / 32))
+        , kept_to_old_(zeros<std::int32_t>(bounds.max_rows))
+        , old_to_kept_(zeros<std::int32_t>(bounds.max_rows))
+        , cu_seqlens_(zeros<std::int32_t>(bounds.max_requests + 1))
+        , cu_segments_(zeros<std::int32_t>(bounds.max_segments + 1))
+        , outcomes_(zeros<up::segment_outcome>(bounds.max_segments))
+        , rows_cu_seqlens_(zeros<std::int32_t>(bounds.max_requests + 1))
+        , rows_cu_segments_(zeros<std::int32_t>(bounds.max_segments + 1))
+        , positions_(zeros<std::int32_t>(bounds.max_rows))
+        , original_rows_(zeros<std::int32_t>(bounds.max_rows))
+        , hidden_(zeros<std::int32_t>(std::int64_t{bounds.max_rows} * tensor_width)) {}
 
     void record_decision(const up::mass_view& masses, const up::selection& kept, cudaStream_t stream) {
         copy(masses_, masses.free, masses_.size(), stream);
@@ -120,7 +120,11 @@ class recorder {
     }
 
   private:
-    static std::size_t rows_of(const up::limits& bounds) { return static_cast<std::size_t>(bounds.max_rows); }
+    /// Steps write as much as they have rows; all of it is read back.
+    template <class T>
+    static device_array<T> zeros(std::int64_t count) {
+        return device_array<T>(std::vector<T>(static_cast<std::size_t>(count)));
+    }
     template <class T>
     static void copy(const device_array<T>& to, const T* from, std::size_t count, cudaStream_t stream) {
         check_cuda(cudaMemcpyAsync(to.data(), from, count * sizeof(T), cudaMemcpyDeviceToDevice, stream),
@@ -177,6 +181,8 @@ class device_engine {
         require_ok(sparsifier_->check());
         require_ok(sparsifier_->prepare<bf16, bf16, cache_view>());
         memory_ = device_array<unsigned char>(sparsifier_->workspace_bytes() + guard);
+        // Whether or not new arrays are filled.
+        check_cuda(cudaMemset(memory_.data() + sparsifier_->workspace_bytes(), 0xa5, guard), "guard bytes");
         keys_ = device_array<bf16>(first.layers[0].keys.size());
         for (std::int32_t layer = 0; layer < num_layers; ++layer) {
             const auto which = static_cast<std::size_t>(layer);
@@ -246,9 +252,11 @@ class device_engine {
 
     /// What was recorded at each selecting layer.
     [[nodiscard]] std::vector<seen> recorded() const {
-        const std::vector<unsigned char> beyond = memory_.get();
-        CHECK(
-            std::all_of(beyond.end() - guard, beyond.end(), [](unsigned char byte) { return byte == 0xa5; }));
+        std::vector<unsigned char> beyond(guard);
+        check_cuda(cudaMemcpy(beyond.data(), memory_.data() + sparsifier_->workspace_bytes(), guard,
+                              cudaMemcpyDeviceToHost),
+                   "guard bytes");
+        CHECK(std::all_of(beyond.begin(), beyond.end(), [](unsigned char byte) { return byte == 0xa5; }));
         std::vector<seen> all;
         for (const std::unique_ptr<recorder>& one : recorders_) {
             all.push_back(one->get());
@@ -260,7 +268,7 @@ class device_engine {
     [[nodiscard]] bool revives() const { return sparsifier_->options().mode == up::propagation::revive; }
 
   private:
-    static constexpr std::ptrdiff_t guard = 4096;
+    static constexpr std::size_t guard = 4096;
 
     /// Queries and keys of the rows that are alive.
     void project(const up::prefill_step<policy, up::backend::cuda>& step, std::int32_t layer,
