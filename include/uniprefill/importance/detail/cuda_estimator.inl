@@ -6,7 +6,8 @@
 #include <uniprefill/core/detail/check_device_batch.hpp>
 #include <uniprefill/importance/detail/check_arguments.hpp>
 #include <uniprefill/importance/detail/cuda_bodies.cuh>
-#include <uniprefill/importance/detail/cuda_combine.cuh>
+#include <uniprefill/importance/detail/cuda_denominators.cuh>
+#include <uniprefill/importance/detail/cuda_masses.cuh>
 
 #include <cmath>
 
@@ -144,8 +145,8 @@ UNIPREFILL_HOST_API status importance_estimator<Policy, backend::cuda>::run(
         UNIPREFILL_TRY(bodies::launch(device_, score, stream));
         UNIPREFILL_TRY(
             detail::launch(device_, detail::denominator_kernel<>,
-                           smaller(plan.buffers.max_stats / detail::denominator_rows, device_.ctas(2)),
-                           detail::denominator_rows * detail::denominator_strands, 0, stream, combine));
+                           smaller(plan.buffers.max_stats / detail::denominator_rows, device_.ctas(1)),
+                           detail::denominator_threads, 0, stream, combine));
     }
     const bool by_head = !std::is_same_v<head_reduction, head_sum> || per_head.free != nullptr;
     return detail::launch(

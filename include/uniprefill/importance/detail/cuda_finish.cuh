@@ -16,8 +16,7 @@ UNIPREFILL_BEGIN_NAMESPACE
 namespace detail {
 
 /// What a warp knows of the (segment, KV head, chunk of query rows) that it works on.
-/// @tparam Polynomial of every 8 exponentials, so many run on the multiply-add units
-template <class Task, std::int32_t TileKeys, std::int32_t G, bool Softcap, int Polynomial>
+template <class Task, std::int32_t TileKeys, std::int32_t G, bool Softcap>
 class UNIPREFILL_HIDDEN score_finisher {
     static constexpr std::int32_t slot_keys = G < TileKeys ? G : TileKeys;
     static constexpr std::int32_t slots = TileKeys / slot_keys;
@@ -80,7 +79,7 @@ class UNIPREFILL_HIDDEN score_finisher {
         }
         if (at.plain) {
             float numbers[sums::per_lane];
-            if (sums::template run<Polynomial>(values, own_factors, lane_ % 4, numbers)) {
+            if (sums::run(values, own_factors, lane_ % 4, numbers)) {
                 if (sums::values > 2 || lane_ % 2 == 0) {
 #pragma unroll
                     for (std::int32_t k = 0; k < sums::per_lane; ++k) {

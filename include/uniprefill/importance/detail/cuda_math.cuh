@@ -39,11 +39,6 @@ __device__ UNIPREFILL_HIDDEN inline float larger(float a, float b) {
     asm("max.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
     return result;
 }
-__device__ UNIPREFILL_HIDDEN inline float smaller(float a, float b) {
-    float result;
-    asm("min.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-    return result;
-}
 /// 2^x, relative error at most 2^-22; 0 below 2^-126.
 __device__ UNIPREFILL_HIDDEN inline float exp2_of(float x) {
     float power;
@@ -60,24 +55,6 @@ __device__ UNIPREFILL_HIDDEN inline float reciprocal(float x) {
     float result;
     asm("rcp.rn.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
-}
-
-/// 2^x on the multiply-add units, for x in [-125, 127]; what lies outside is brought to the edge. The nearest
-/// integer of x goes into the exponent, the rest into a minimax polynomial of degree 5 (relative error 1.9e-7
-/// on
-/// [-1/2, 1/2]). Relieves the special-function unit, which would otherwise be as busy as the tensor cores.
-__device__ UNIPREFILL_HIDDEN inline float exp2_by_polynomial(float x) {
-    constexpr float round_to_integer =
-        12582912.0f; // 1.5 * 2^23: adding it leaves the integer in the low bits
-    x = smaller(larger(x, -125.0f), 127.0f);
-    const float shifted = add(x, round_to_integer);
-    const float fraction = add(x, -add(shifted, -round_to_integer));
-    float y = multiply_add(fraction, 0x1.5bba14p-10f, 0x1.3cea88p-7f);
-    y = multiply_add(y, fraction, 0x1.c6b752p-5f);
-    y = multiply_add(y, fraction, 0x1.ebf9bcp-3f);
-    y = multiply_add(y, fraction, 0x1.62e42ap-1f);
-    y = multiply_add(y, fraction, 1.0f);
-    return bit_cast<float>(bit_cast<std::int32_t>(y) + (bit_cast<std::int32_t>(shifted) << 23));
 }
 
 /// tanh(x) from one exponential and one division.

@@ -70,15 +70,14 @@ struct cuda_segment {
     std::int32_t end_span = 0;
     mass_fault fault = mass_fault::overflow;
     std::int32_t has_fault = 0;
+    /// What it costs a thread block to change to another (KV head, chunk of query rows), in tiles: queries
+    /// have to be fetched, and the last tile has keys that not every row sees.
+    std::int32_t lead_tiles = 0;
 
     [[nodiscard]] UNIPREFILL_API std::int64_t slots() const noexcept {
         return std::int64_t{context_slots} + own_slots + cut_slots;
     }
     [[nodiscard]] UNIPREFILL_API std::int32_t tiles() const noexcept { return context_tiles + own_tiles; }
-    /// What it costs a thread block to change to another (KV head, chunk of query rows), in tiles: queries
-    /// have to be fetched, and the last tile has keys that not every row sees. Not worth a split where there
-    /// are few tiles.
-    [[nodiscard]] UNIPREFILL_API std::int32_t lead_tiles() const noexcept { return tiles() >= 128 ? 4 : 0; }
 };
 
 /// Running sums over segments.
@@ -223,6 +222,8 @@ class UNIPREFILL_HIDDEN segment_planner {
         made_.lanes = (made_.query_rows + row_tile - 1) / row_tile * row_tile;
         made_.context_tiles = parts(made_.context, tiling.tile_keys);
         made_.own_tiles = parts(made_.rows, tiling.tile_keys);
+        // Not worth a split where there are few tiles.
+        made_.lead_tiles = made_.tiles() >= 128 ? 4 : 0;
         made_.context_slots = parts(made_.context, tiling.slot_keys());
         made_.own_slots = parts(made_.rows, tiling.slot_keys());
         std::int32_t last_cut = -1;
@@ -419,7 +420,7 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(plan_threads) plan_kernel(co
             made = planner.plan(buffers.observations + std::int64_t{index} * task.bounds.num_observations);
             const std::int64_t kv_heads = task.bounds.num_kv_heads;
             const std::int64_t chunks = (made.lanes + task.tiling.chunk_rows - 1) / task.tiling.chunk_rows;
-            mine.tiles = kv_heads * chunks * (made.lead_tiles() + made.tiles());
+            mine.tiles = kv_heads * chunks * (made.lead_tiles + made.tiles());
             mine.stats = kv_heads * made.lanes;
             mine.partials = made.slots() * mine.stats;
             mine.blocks = num_blocks(made.rows, task.tiling.block_rows);

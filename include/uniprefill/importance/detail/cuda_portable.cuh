@@ -38,7 +38,6 @@ struct portable_shape {
         row_bytes <= 256 || (row_bytes <= 384 && sizeof(Q) == 2) ? 2 : 1;
     static constexpr std::int32_t chunk_rows = warps * 16 * row_tiles;
     static constexpr std::int32_t ctas_per_multiprocessor = 1;
-    static constexpr int polynomial = sizeof(Q) == 2 && D <= 128 ? 1 : 0;
 
     static_assert(slice_bytes % 32 == 0 && slice_bytes * slices == row_bytes);
 };
@@ -173,7 +172,7 @@ class UNIPREFILL_HIDDEN portable_scorer {
     using task_type = cuda_score_task<Q, T, Cache>;
     using shape = portable_shape<Q, D>;
     using shared_type = portable_shared<shape::stages, shape::warps>;
-    using finisher = score_finisher<task_type, shape::tile_keys, G, Softcap, shape::polynomial>;
+    using finisher = score_finisher<task_type, shape::tile_keys, G, Softcap>;
     static constexpr std::int32_t tile_keys = shape::tile_keys;
     static constexpr std::int32_t slot_keys = G < tile_keys ? G : tile_keys;
     static constexpr std::int32_t steps = shape::row_bytes / 32; ///< matrix instructions along a row

@@ -66,7 +66,7 @@ class cuda_share {
             run.segment = find_segment(buffers_.first_tiles, num_segments_, next_);
             const cuda_segment& what = buffers_.segments[run.segment];
             const std::int64_t local = next_ - what.first_tile;
-            const std::int32_t lead = what.lead_tiles();
+            const std::int32_t lead = what.lead_tiles;
             const std::int32_t tiles = lead + what.tiles();
             const std::int32_t chunks = (what.lanes + chunk_rows_ - 1) / chunk_rows_;
             const auto unit = static_cast<std::int32_t>(local / tiles);
@@ -264,9 +264,7 @@ struct UNIPREFILL_HIDDEN slot_sums {
 
     /// @param factors of a lane's two rows
     /// @param numbers [per_lane] this lane's
-    /// @tparam Polynomial of every 8 exponentials, so many run on the multiply-add units
     /// @return whether all sums of the warp are within range
-    template <int Polynomial>
     [[nodiscard]] static __device__ bool run(const float (&scores)[Keys / 2], const float (&factors)[2],
                                              std::int32_t quad_lane, float (&numbers)[per_lane]) {
         float sums[values];
@@ -277,7 +275,7 @@ struct UNIPREFILL_HIDDEN slot_sums {
 #pragma unroll
             for (int i = 0; i < slot_scores; ++i) {
                 const float x = multiply(scores[slot * slot_scores + i], factors[i % 4 / 2]);
-                const float power = i % 8 < Polynomial ? exp2_by_polynomial(x) : exp2_of(x);
+                const float power = exp2_of(x);
                 parts[i % 4] = i < 4 ? power : add(parts[i % 4], power);
             }
             sums[2 * slot] = add(parts[0], parts[1]);

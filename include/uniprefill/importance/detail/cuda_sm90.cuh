@@ -39,9 +39,6 @@ struct sm90_shape {
     static constexpr std::int32_t dynamic_bytes = 1024 + query_bytes + stages * stage_bytes + scale_bytes;
     static constexpr std::int32_t row_threads = row_bytes <= 128 ? 8 : row_bytes <= 256 ? 16 : 32;
     static constexpr bool exists = row_bytes % 32 == 0 && stages >= 2;
-    /// Of every 8 exponentials, those that the multiply-add units take. FP8 products are twice as fast,
-    /// exponentials are not.
-    static constexpr int polynomial = std::is_same_v<T, float8_e4m3> ? 3 : 0;
 };
 
 inline constexpr std::int32_t sm90_groups = 4; ///< groups of four warps that multiply
@@ -199,7 +196,7 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
     using shape = sm90_shape<T, D>;
     static constexpr std::int32_t tile_keys = shape::tile_keys;
     static constexpr std::int32_t slot_keys = G < tile_keys ? G : tile_keys;
-    using finisher = score_finisher<cuda_score_task<Q, T, Cache>, tile_keys, G, Softcap, shape::polynomial>;
+    using finisher = score_finisher<cuda_score_task<Q, T, Cache>, tile_keys, G, Softcap>;
     using accumulators = typename finisher::scores;
 
   public:
