@@ -18,7 +18,7 @@ using namespace device_bench;
 namespace {
 
 /// @tparam Q element of queries, @tparam T element of keys
-template <class Q, class T, std::int32_t D>
+template <class Q, class T, std::int32_t D, up::cuda_body Body>
 void estimator(benchmark::State& state) {
     constexpr std::int32_t heads = D == 256 ? 16 : 32;
     constexpr std::int32_t kv_heads = D == 256 ? 4 : 8;
@@ -28,6 +28,7 @@ void estimator(benchmark::State& state) {
     const std::int32_t rows = requests * length;
     up::cuda_device device;
     check(up::cuda_device::current(device));
+    device.body = Body;
     up::limits bounds;
     bounds.max_requests = bounds.max_segments = requests;
     bounds.max_rows = rows;
@@ -93,10 +94,13 @@ void estimator(benchmark::State& state) {
 
 } // namespace
 
-#define UNIPREFILL_BENCH(Q, T, D)                                                                            \
-    BENCHMARK_TEMPLATE(estimator, Q, T, D)->UseManualTime()->Unit(benchmark::kMicrosecond)->Iterations(40)
+#define UNIPREFILL_BENCH(Q, T, D, BODY)                                                                      \
+    BENCHMARK_TEMPLATE(estimator, up::Q, up::T, D, up::cuda_body::BODY)                                      \
+        ->UseManualTime()                                                                                    \
+        ->Unit(benchmark::kMicrosecond)                                                                      \
+        ->Iterations(40)
 
-UNIPREFILL_BENCH(up::bfloat16, up::bfloat16, 128)
+UNIPREFILL_BENCH(bfloat16, bfloat16, 128, automatic)
     ->Args({1, 4096})
     ->Args({1, 32768})
     ->Args({1, 65536})
@@ -105,5 +109,6 @@ UNIPREFILL_BENCH(up::bfloat16, up::bfloat16, 128)
     ->Args({1, 1048576})
     ->Args({16, 4096})
     ->Args({4, 16384});
-UNIPREFILL_BENCH(up::bfloat16, up::bfloat16, 256)->Args({1, 131072});
-UNIPREFILL_BENCH(up::bfloat16, up::float8_e4m3, 128)->Args({1, 131072});
+UNIPREFILL_BENCH(bfloat16, bfloat16, 256, automatic)->Args({1, 131072});
+UNIPREFILL_BENCH(bfloat16, float8_e4m3, 128, automatic)->Args({1, 131072});
+UNIPREFILL_BENCH(bfloat16, bfloat16, 128, portable)->Args({1, 131072});

@@ -80,12 +80,13 @@ class device_array : private device_bytes {
     std::size_t count_;
 };
 
-/// Normal numbers, a table of 2^20 of them repeated with a shift.
+/// Normal numbers: a table of 2^20 of them, doubled on the device until it fills @p to, each time with its
+/// halves shifted against each other.
 template <class T>
 void fill_normal(const device_bytes& to, std::size_t count, unsigned seed) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
-    std::vector<T> table(std::size_t{1} << 20);
+    std::vector<T> table(std::min(count, std::size_t{1} << 20));
     for (T& value : table) {
         if constexpr (std::is_same_v<T, uniprefill::float8_e4m3>) {
             value = {__nv_cvt_float_to_fp8(normal(random), __NV_SATFINITE, __NV_E4M3)};
@@ -93,11 +94,16 @@ void fill_normal(const device_bytes& to, std::size_t count, unsigned seed) {
             value = uniprefill::from_float<T>(normal(random));
         }
     }
-    std::vector<T> values(count);
-    for (std::size_t i = 0; i < count; ++i) {
-        values[i] = table[(i + (i >> 20) * 7919) % table.size()];
+    upload(to, table);
+    T* const all = to.data<T>();
+    for (std::size_t filled = table.size(); filled < count;) {
+        const std::size_t shift = std::min<std::size_t>(7919, filled - 1);
+        const std::size_t first = std::min(filled - shift, count - filled);
+        const std::size_t rest = std::min(shift, count - filled - first);
+        check(cudaMemcpy(all + filled, all + shift, first * sizeof(T), cudaMemcpyDeviceToDevice), "fill");
+        check(cudaMemcpy(all + filled + first, all, rest * sizeof(T), cudaMemcpyDeviceToDevice), "fill");
+        filled += first + rest;
     }
-    upload(to, values);
 }
 
 /// Times work on its own stream, after flushing the second-level cache.

@@ -5,6 +5,7 @@
 
 With warnings as errors, relocatable device code on and off, C++17 and C++20, the flags that switch CUDA's half and
 bfloat16 operators off (torch sets them), fast math, and without the extensions for lambdas and constexpr functions.
+Then the PTX of all headers together, included and not used, which must have no kernel: an includer pays for what it uses.
 """
 
 import gate
@@ -56,4 +57,10 @@ with gate.scratch() as folder:
             faults.append(f"linking two units:\n{linked.stdout}")
         elif gate.run([f"{folder}/program"]).returncode:
             faults.append("the program of two units gives a wrong answer")
+        ptx = gate.run([nvcc, *device_flags, *host_flags, "-std=c++17", f"-I{options.root}/include", "-arch=compute_80", "-ptx", f"{folder}/a.cu", "-o", f"{folder}/a.ptx"])
+        if ptx.returncode:
+            faults.append(f"PTX of all headers:\n{ptx.stdout}")
+        else:
+            with open(f"{folder}/a.ptx", encoding="utf-8") as file:
+                faults += [f"instantiated by inclusion alone: {line.strip()}" for line in file if ".entry " in line]
 gate.finish(faults, f"{len(commands)} translation units")

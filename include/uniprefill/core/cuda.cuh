@@ -44,7 +44,8 @@ struct cuda_device {
 
     /// Fills @p out with what the calling thread's current device is. Thread-safe, O(1), deterministic; not
     /// for the hot path. @return an error of the runtime; @p out is unchanged then.
-    [[nodiscard]] static inline UNIPREFILL_HOST_API status current(cuda_device& out) noexcept;
+    template <class = void>
+    [[nodiscard]] static UNIPREFILL_HOST_API status current(cuda_device& out) noexcept;
 
     /// Thread blocks for a kernel of which @p per_multiprocessor fit a multiprocessor.
     [[nodiscard]] UNIPREFILL_HOST_API constexpr std::int32_t
@@ -110,7 +111,8 @@ template <class... Parameters>
 
 } // namespace detail
 
-inline UNIPREFILL_HOST_API status cuda_device::current(cuda_device& out) noexcept {
+template <class>
+UNIPREFILL_HOST_API status cuda_device::current(cuda_device& out) noexcept {
     cuda_device found;
     int ordinal = 0;
     int multiprocessors = 0;

@@ -42,16 +42,18 @@ UNIPREFILL_BEGIN_NAMESPACE
 /// may be
 ///        `{}`, where nothing is in place
 /// @return the first argument that is wrong; nothing is launched then
-[[nodiscard]] inline UNIPREFILL_HOST_API status compact(const row_map& rows, const byte_rows* sources,
-                                                        const byte_rows* destinations, std::int32_t count,
-                                                        workspace scratch, const cuda_device& device,
-                                                        backend::cuda::stream stream) noexcept;
+template <class = void>
+[[nodiscard]] UNIPREFILL_HOST_API status compact(const row_map& rows, const byte_rows* sources,
+                                                 const byte_rows* destinations, std::int32_t count,
+                                                 workspace scratch, const cuda_device& device,
+                                                 backend::cuda::stream stream) noexcept;
 
 /// The same for one tensor.
-[[nodiscard]] inline UNIPREFILL_HOST_API status compact(const row_map& rows, const byte_rows& source,
-                                                        const byte_rows& destination, workspace scratch,
-                                                        const cuda_device& device,
-                                                        backend::cuda::stream stream) noexcept {
+template <class = void>
+[[nodiscard]] UNIPREFILL_HOST_API status compact(const row_map& rows, const byte_rows& source,
+                                                 const byte_rows& destination, workspace scratch,
+                                                 const cuda_device& device,
+                                                 backend::cuda::stream stream) noexcept {
     return compact(rows, &source, &destination, 1, scratch, device, stream);
 }
 
@@ -60,16 +62,17 @@ UNIPREFILL_BEGIN_NAMESPACE
 /// @param sources [count] at least rows.num_kept rows each
 /// @param destinations [count] at least rows.num_rows rows each, of the same row_bytes
 /// @return the first argument that is wrong; nothing is launched then
-[[nodiscard]] inline UNIPREFILL_HOST_API status scatter(const row_map& rows, const byte_rows* sources,
-                                                        const byte_rows* destinations, std::int32_t count,
-                                                        const cuda_device& device,
-                                                        backend::cuda::stream stream) noexcept;
+template <class = void>
+[[nodiscard]] UNIPREFILL_HOST_API status scatter(const row_map& rows, const byte_rows* sources,
+                                                 const byte_rows* destinations, std::int32_t count,
+                                                 const cuda_device& device,
+                                                 backend::cuda::stream stream) noexcept;
 
 /// The same for one tensor.
-[[nodiscard]] inline UNIPREFILL_HOST_API status scatter(const row_map& rows, const byte_rows& source,
-                                                        const byte_rows& destination,
-                                                        const cuda_device& device,
-                                                        backend::cuda::stream stream) noexcept {
+template <class = void>
+[[nodiscard]] UNIPREFILL_HOST_API status scatter(const row_map& rows, const byte_rows& source,
+                                                 const byte_rows& destination, const cuda_device& device,
+                                                 backend::cuda::stream stream) noexcept {
     return scatter(rows, &source, &destination, 1, device, stream);
 }
 

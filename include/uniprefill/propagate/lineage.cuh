@@ -48,6 +48,7 @@ class row_lineage<backend::cuda> : public detail::lineage_base {
     /// Drops what @p decided drops, in one launch. It must be about the current rows.
     /// @return wrong_state before begin(), invalid_argument, not_supported or backend_error; nothing has
     /// changed then. O(kept).
+    template <class = void>
     UNIPREFILL_HOST_API status apply(const selection& decided, stream queue) noexcept;
 
     /// What apply(@p decided) would return (errors as there), launch apart; changes nothing. O(1).
@@ -58,12 +59,14 @@ class row_lineage<backend::cuda> : public detail::lineage_base {
 
     /// The free compact() on this device, with scratch of the state, for policies: errors and complexity as
     /// there.
+    template <class = void>
     [[nodiscard]] UNIPREFILL_HOST_API status compact(const row_map& rows, const byte_rows* sources,
                                                      const byte_rows* destinations, std::int32_t count,
                                                      stream queue) const noexcept {
         return uniprefill::compact(rows, sources, destinations, count, scratch_, device_, queue);
     }
     /// The free scatter() on this device, for policies: errors and complexity as there.
+    template <class = void>
     [[nodiscard]] UNIPREFILL_HOST_API status scatter(const row_map& rows, const byte_rows* sources,
                                                      const byte_rows* destinations, std::int32_t count,
                                                      stream queue) const noexcept {

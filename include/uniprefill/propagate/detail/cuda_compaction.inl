@@ -11,11 +11,12 @@ UNIPREFILL_BEGIN_NAMESPACE
 namespace detail {
 
 /// Launches moves that have been checked, a few tensors at a time.
-[[nodiscard]] inline UNIPREFILL_HOST_API status move_on_device(const row_map& rows, const byte_rows* sources,
-                                                               const byte_rows* destinations,
-                                                               std::int32_t count, bool scatters,
-                                                               piece_order* order, const cuda_device& device,
-                                                               backend::cuda::stream stream) noexcept {
+template <class = void>
+[[nodiscard]] UNIPREFILL_HOST_API status move_on_device(const row_map& rows, const byte_rows* sources,
+                                                        const byte_rows* destinations, std::int32_t count,
+                                                        bool scatters, piece_order* order,
+                                                        const cuda_device& device,
+                                                        backend::cuda::stream stream) noexcept {
     row_move move;
     move.scatters = scatters;
     move.num_kept = rows.num_kept;
@@ -67,10 +68,10 @@ inline UNIPREFILL_HOST_API std::size_t in_place_scratch_bytes() noexcept {
     return counting.bytes_used();
 }
 
-inline UNIPREFILL_HOST_API status compact(const row_map& rows, const byte_rows* sources,
-                                          const byte_rows* destinations, std::int32_t count,
-                                          workspace scratch, const cuda_device& device,
-                                          backend::cuda::stream stream) noexcept {
+template <class>
+UNIPREFILL_HOST_API status compact(const row_map& rows, const byte_rows* sources,
+                                   const byte_rows* destinations, std::int32_t count, workspace scratch,
+                                   const cuda_device& device, backend::cuda::stream stream) noexcept {
     UNIPREFILL_TRY(detail::check_map(rows, memory_space::device));
     UNIPREFILL_TRY(detail::check_moves(sources, destinations, count, rows.num_rows, rows.num_kept, true));
     UNIPREFILL_TRY(detail::check_words(sources, destinations, count));
@@ -83,9 +84,10 @@ inline UNIPREFILL_HOST_API status compact(const row_map& rows, const byte_rows* 
     return detail::move_on_device(rows, sources, destinations, count, false, order, device, stream);
 }
 
-inline UNIPREFILL_HOST_API status scatter(const row_map& rows, const byte_rows* sources,
-                                          const byte_rows* destinations, std::int32_t count,
-                                          const cuda_device& device, backend::cuda::stream stream) noexcept {
+template <class>
+UNIPREFILL_HOST_API status scatter(const row_map& rows, const byte_rows* sources,
+                                   const byte_rows* destinations, std::int32_t count,
+                                   const cuda_device& device, backend::cuda::stream stream) noexcept {
     UNIPREFILL_TRY(detail::check_map(rows, memory_space::device));
     UNIPREFILL_TRY(
         detail::check_moves(sources, destinations, count, rows.num_kept, rows.num_rows, rows.identity));

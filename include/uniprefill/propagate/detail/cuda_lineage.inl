@@ -60,8 +60,9 @@ inline UNIPREFILL_HOST_API status row_lineage<backend::cuda>::check(const select
     return success();
 }
 
-inline UNIPREFILL_HOST_API status row_lineage<backend::cuda>::apply(const selection& decided,
-                                                                    stream queue) noexcept {
+template <class>
+UNIPREFILL_HOST_API status row_lineage<backend::cuda>::apply(const selection& decided,
+                                                             stream queue) noexcept {
     UNIPREFILL_TRY(check(decided));
     if (decided.identity) {
         return success();

@@ -280,8 +280,9 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(move_shape<InOrder>::threads
 }
 
 /// Moves the tensors of @p move.
-[[nodiscard]] inline UNIPREFILL_HOST_API status launch_move(const row_move& move, const cuda_device& device,
-                                                            backend::cuda::stream stream) noexcept {
+template <class = void>
+[[nodiscard]] UNIPREFILL_HOST_API status launch_move(const row_move& move, const cuda_device& device,
+                                                     backend::cuda::stream stream) noexcept {
     std::int64_t tiles = 0;
     for (std::int32_t t = 0; t < move.count; ++t) {
         tiles += tiles_of(move.num_kept, move.tensors[t].words, move_tile);

@@ -96,8 +96,9 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(1024) clear_order_kernel(pie
     }
 }
 
-[[nodiscard]] inline UNIPREFILL_HOST_API status clear_order(piece_order* order, const cuda_device& device,
-                                                            backend::cuda::stream stream) noexcept {
+template <class = void>
+[[nodiscard]] UNIPREFILL_HOST_API status clear_order(piece_order* order, const cuda_device& device,
+                                                     backend::cuda::stream stream) noexcept {
     return launch(device, &clear_order_kernel<uint4>, dim3(1), dim3(1024), 0, stream, order);
 }
 
