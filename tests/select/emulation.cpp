@@ -10,6 +10,7 @@
 
 #include <uniprefill/select/detail/team_decision.hpp>
 
+#include <algorithm>
 #include <string>
 
 using namespace select_test;
@@ -103,13 +104,13 @@ TEST_CASE("a team decides as the host selector does") {
         REQUIRE(made->result.ok());
         switch (i % 3) {
         case 0:
-            check_alike<holding_team<20>>(what, what.rules, *made);
+            check_alike<serial_team<8, 64>>(what, what.rules, *made);
             break;
         case 1:
-            check_alike<counting_team<5, 3, 1>>(what, what.rules, *made);
+            check_alike<serial_team<5, 1>>(what, what.rules, *made);
             break;
         default:
-            check_alike<counting_team<11, 8, 4>>(what, what.rules, *made);
+            check_alike<serial_team<11, 4>>(what, what.rules, *made);
         }
         for (std::int32_t s = 0; s < what.num_segments(); ++s) {
             cuts += made->outcome(s).cut_block >= 0 ? 1 : 0;
@@ -130,7 +131,7 @@ TEST_CASE("a team asks a rule of one's own as the host selector does") {
         const auto made = select(what, rules);
         INFO("case " << i);
         REQUIRE(made->result.ok());
-        check_alike<counting_team<8, 2, 3>>(what, rules, *made);
+        check_alike<serial_team<8, 3>>(what, rules, *made);
     }
 }
 
@@ -141,6 +142,7 @@ TEST_CASE("a search ends after few rounds, however masses lie") {
         std::vector<std::int64_t> masses(count);
         detail::cut_goal goal;
         goal.weight = detail::cut_weight::mass;
+        goal.mass_bits = 0;
         for (std::int64_t& mass : masses) {
             const auto any = static_cast<std::int64_t>(random.next() >> 16);
             mass = style == 0   ? any
@@ -149,9 +151,9 @@ TEST_CASE("a search ends after few rounds, however masses lie") {
                    : style == 3 ? random.below(4)
                                 : (std::int64_t{1} << 47) + (any >> 40);
             goal.target += static_cast<std::uint64_t>(mass);
-            goal.largest = goal.largest > static_cast<std::uint64_t>(mass) ? goal.largest
-                                                                           : static_cast<std::uint64_t>(mass);
+            goal.mass_bits = std::max(goal.mass_bits, detail::bit_length(static_cast<std::uint64_t>(mass)));
         }
+        goal.whole = goal.target;
         goal.target = goal.target / 2 + 1;
         detail::segment_blocks blocks;
         blocks.block_rows = 8;
@@ -159,12 +161,9 @@ TEST_CASE("a search ends after few rounds, however masses lie") {
         blocks.rows = {0, 8 * count};
         blocks.forced.free = blocks.rows;
         blocks.free_mass = masses.data();
-        using team_type = counting_team<11, 8, 32>;
+        using team_type = serial_team<11, 128>;
         team_type team;
-        detail::held_blocks<team_type> held;
-        held.load(team, masses.data(), count);
-        held.make(team, blocks);
-        const detail::cut_result cut = detail::find_cut(team, blocks, held, goal);
+        const detail::cut_result cut = detail::find_cut(team, blocks, goal);
         INFO("style " << style << ": " << team.rounds << " rounds");
         CHECK(team.rounds <= (style < 2 ? 2 : 4));
         // What lies before the cut doesn't reach the target, with the block at it it does.

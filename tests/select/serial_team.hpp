@@ -3,10 +3,9 @@
 #pragma once
 
 /// @file
-/// Teams of one thread: like a warp of the device, which holds every block, and like a thread block, which
-/// searches by histograms.
+/// A team of one thread.
 
-#include <uniprefill/select/detail/held_blocks.hpp>
+#include <uniprefill/select/detail/cut_search.hpp>
 #include <uniprefill/select/detail/team.hpp>
 
 #include <cstdint>
@@ -17,79 +16,71 @@ namespace select_test {
 
 namespace detail = uniprefill::detail;
 
-struct one_lane {
-    static constexpr std::int32_t size = 1;
-
-    std::int32_t rank() const { return 0; }
-    std::int32_t any(bool mine, std::int32_t) const { return mine ? 0 : -1; }
-    template <class Number>
-    Number from(Number mine, std::int32_t) const {
-        return mine;
-    }
-    std::uint64_t sum(std::uint64_t mine) const { return mine; }
-};
-
-/// Holds up to @p Held blocks.
-template <std::int32_t Held>
-class holding_team {
+/// Finds the cut among up to @p Capacity collected blocks, with bins of @p DigitBits binary digits.
+template <std::int32_t DigitBits, std::int32_t Capacity>
+class serial_team {
   public:
-    static constexpr std::int32_t held_blocks = Held;
-    static constexpr bool has_bins = false;
-
-    std::int32_t rank() const { return 0; }
-    std::int32_t size() const { return 1; }
-    void sync() const {}
-    detail::tally combine(const detail::tally& mine) const { return mine; }
-    one_lane lanes() const { return {}; }
-};
-
-/// Holds @p Held blocks at a time; finds the cut among up to @p Capacity collected ones.
-template <std::int32_t DigitBits, std::int32_t Held, std::int32_t Capacity>
-class counting_team {
-  public:
-    static constexpr std::int32_t held_blocks = Held;
-    static constexpr bool has_bins = true;
     static constexpr std::int32_t digit_bits = DigitBits;
     static constexpr std::int32_t capacity = Capacity;
 
     std::int32_t rank() const { return 0; }
     std::int32_t size() const { return 1; }
+    std::int32_t near_rank() const { return 0; }
+    std::int32_t near_size() const { return 1; }
     void sync() const {}
+    bool any(bool mine) const { return mine; }
     detail::tally combine(const detail::tally& mine) const { return mine; }
-    one_lane lanes() const { return {}; }
+    detail::tally combine_sides(const detail::tally& mine) const { return mine; }
 
-    void start_search() {
-        ++rounds;
+    void start_search(bool counts) {
+        ++searches;
+        rounds += counts ? 1 : 0;
         weights_.assign(weights_.size(), 0);
         collected_.clear();
     }
-    void add(const std::uint32_t (&digits)[Held], const std::uint64_t (&weights)[Held]) {
-        for (std::int32_t k = 0; k < Held; ++k) {
-            if (weights[k] != 0) {
-                weights_.at(digits[k]) += weights[k];
-            }
-        }
-    }
-    detail::found_bin find(std::uint64_t need) {
-        detail::found_bin found;
+    void add(std::uint32_t digit, std::uint32_t weight) { weights_.at(digit) += weight; }
+    detail::found_bin find(std::uint32_t need) const {
+        std::uint64_t above = 0;
         std::size_t digit = weights_.size() - 1;
-        while (digit > 0 && weights_[digit] < need - found.above) {
-            found.above += weights_[digit--];
+        while (digit > 0 && above + weights_[digit] < need) {
+            above += weights_[digit--];
         }
-        if (weights_[digit] < need - found.above) {
-            throw std::logic_error("the weights don't reach what is searched");
-        }
-        found.digit = static_cast<std::uint32_t>(digit);
-        return found;
+        return {static_cast<std::uint32_t>(digit)};
     }
-    void collect(const detail::held_block& block) { collected_.push_back(block); }
-    detail::held_block collected(std::int32_t i) const { return collected_.at(static_cast<std::size_t>(i)); }
+    void collect(const detail::collected_block& block) { collected_.push_back(block); }
+    void gather(std::int32_t count) const {
+        if (static_cast<std::size_t>(count) != collected_.size()) {
+            throw std::logic_error("not as many blocks as were counted");
+        }
+    }
+    detail::collected_block collected(std::int32_t i) const {
+        return collected_.at(static_cast<std::size_t>(i));
+    }
+    std::int32_t shares(std::int32_t) const { return 1; }
+    void sum_shares(detail::tally&, std::int32_t) const {}
+    void tell(const detail::cut_result& result) {
+        if (is_told_) {
+            throw std::logic_error("two cuts");
+        }
+        told_ = result;
+        is_told_ = true;
+    }
+    detail::cut_result told() {
+        if (!is_told_) {
+            throw std::logic_error("no cut");
+        }
+        is_told_ = false;
+        return told_;
+    }
 
-    std::int32_t rounds = 0;
+    std::int32_t searches = 0;
+    std::int32_t rounds = 0; ///< with bins
 
   private:
     std::vector<std::uint64_t> weights_ = std::vector<std::uint64_t>(std::size_t{1} << DigitBits);
-    std::vector<detail::held_block> collected_;
+    std::vector<detail::collected_block> collected_;
+    detail::cut_result told_{};
+    bool is_told_ = false;
 };
 
 } // namespace select_test

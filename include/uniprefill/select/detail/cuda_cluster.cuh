@@ -90,14 +90,18 @@ __device__ UNIPREFILL_HIDDEN inline void wait_for_cluster() {
 #endif
 }
 
-__device__ UNIPREFILL_HIDDEN inline void store_to_cluster(std::uint64_t* word, std::int32_t rank,
-                                                          std::uint64_t value) {
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline uint4 load_four_from_cluster(const uint4* words,
+                                                                               std::int32_t rank) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(address_in_cluster(word, rank)), "l"(value)
+    uint4 value{};
+    asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(address_in_cluster(words, rank))
                  : "memory");
+    return value;
 #else
     static_cast<void>(rank);
-    *word = value;
+    return *words;
 #endif
 }
 

@@ -16,11 +16,11 @@ namespace detail {
 /// How a step is launched.
 struct select_plan {
     bool at_once = false;
+    bool small = false; ///< segments are decided by few threads each
     std::int32_t cluster = 1;
     dim3 grid{1};     ///< of the one kernel, or of the one that writes
     dim3 deciding{1}; ///< of the kernel that only decides
-    std::int32_t warp_blocks = -1;
-    std::int32_t cta_blocks = -1;
+    std::int32_t words_of_cta = 1;
 
     /// For @p segments segments of at most @p blocks blocks together.
     [[nodiscard]] static UNIPREFILL_HOST_API select_plan of(const cuda_device& device,
@@ -29,40 +29,24 @@ struct select_plan {
                                                             std::int64_t blocks) noexcept {
         using launch_count = cuda_selector_options::launch_count;
         select_plan made;
-        const std::int32_t ctas = device.ctas(1);
         const std::int64_t average = blocks / (segments > 0 ? segments : 1);
-        // A thread block decides some thousand blocks faster than eight that have to wait for each other, and
-        // many segments leave each other no time to be waited for.
-        const bool small = average <= warp_team::most_blocks + 1;
-        const bool few = segments == 1 || (small && segments <= select_threads / 32);
-        std::int32_t cluster = few                                           ? (blocks > 3072 ? 8 : 1)
-                               : small || (segments > 16 && blocks <= 32768) ? 1
-                                                                             : 8;
-        if (options.cluster_ctas > 0) {
-            cluster = options.cluster_ctas;
+        made.cluster = options.cluster_ctas > 0 ? options.cluster_ctas : average > 4096 ? 8 : 1;
+        const std::int32_t ctas = device.ctas(1);
+        while (made.cluster > (device.compute_capability >= 90 ? ctas : 1)) {
+            made.cluster /= 2;
         }
-        while (cluster > (device.compute_capability >= 90 ? ctas : 1)) {
-            cluster /= 2;
-        }
-        made.cluster = cluster > 0 ? cluster : 1;
+        made.cluster = made.cluster > 0 ? made.cluster : 1;
         made.at_once = !sorts && segments <= max_segments_at_once && options.launches != launch_count::two &&
-                       (options.launches == launch_count::one || few ||
-                        (segments <= 2 * made.cluster && made.cluster > 1));
-        const auto whole_clusters = [&](std::int64_t wanted) {
-            const std::int64_t most = ctas < wanted ? ctas : wanted;
-            const std::int64_t clusters = most / made.cluster;
+                       (options.launches == launch_count::one || (segments <= 4 && blocks <= 65536));
+        made.small = !sorts && average <= small_select_threads + 1;
+        const auto whole_clusters = [&](std::int64_t wanted, std::int32_t most) {
+            const std::int64_t clusters = (most < wanted ? most : wanted) / made.cluster;
             return dim3(static_cast<unsigned>((clusters > 0 ? clusters : 1) * made.cluster));
         };
-        made.grid = whole_clusters((blocks + 31) / 32 + made.cluster - 1);
-        made.deciding =
-            whole_clusters((segments > blocks / 1024 ? segments : blocks / 1024) + made.cluster - 1);
-        // Who decides a segment: as few threads as leave nobody idle.
-        const std::int32_t deciders =
-            made.at_once ? made.cluster : static_cast<std::int32_t>(made.deciding.x);
-        made.warp_blocks = segments > 1 && (small || segments > deciders) ? warp_team::most_blocks : -1;
-        made.cta_blocks = made.cluster == 1 || sorts           ? INT32_MAX
-                          : segments > deciders / made.cluster ? 4096
-                                                               : -1;
+        const std::int64_t words = (blocks + 31) / 32;
+        made.grid = whole_clusters(words + made.cluster - 1, ctas);
+        made.words_of_cta = static_cast<std::int32_t>((words + made.grid.x - 1) / made.grid.x);
+        made.deciding = whole_clusters(std::int64_t{segments} * made.cluster, device.ctas(made.small ? 8 : 2));
         return made;
     }
 };
@@ -71,7 +55,7 @@ struct select_plan {
 template <class... Parameters, class... Arguments>
 [[nodiscard]] UNIPREFILL_HOST_API status launch_clusters(const cuda_device& device, std::int32_t cluster,
                                                          void (*kernel)(Parameters...), dim3 grid,
-                                                         backend::cuda::stream stream,
+                                                         std::int32_t threads, backend::cuda::stream stream,
                                                          const Arguments&... arguments) noexcept {
     cudaLaunchAttribute attributes[2]{};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -82,7 +66,7 @@ template <class... Parameters, class... Arguments>
     attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
-    config.blockDim = dim3(static_cast<unsigned>(select_threads));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = !device.overlaps_launches() ? 0 : cluster > 1 ? 2 : 1;
@@ -165,27 +149,41 @@ UNIPREFILL_HOST_API status block_selector<Rule, backend::cuda>::run(
                 out.cu_segments,
                 out.outcomes,
                 (bounds_.max_blocks() + 31) / 32,
+                1,
                 kept_bound};
     call.rules = rules;
     call.buffers = buffers.sorting;
     call.verdicts = buffers.verdicts;
     const auto plan = detail::select_plan::of(device_, options_, sorts, batch.num_segments, blocks);
-    call.warp_blocks = plan.warp_blocks;
-    call.cta_blocks = plan.cta_blocks;
+    call.out.words_of_cta = plan.words_of_cta;
+    call.lone_blocks = plan.cluster == 1 || sorts ? INT32_MAX : 4096;
 
     bool launched = false;
     if constexpr (!sorts) {
         if (plan.at_once) {
             UNIPREFILL_TRY(detail::launch_clusters(device_, plan.cluster, &detail::select_at_once<Rule>,
-                                                   plan.grid, stream, call));
+                                                   plan.grid, detail::select_threads, stream, call));
             launched = true;
         }
     }
     if (!launched) {
-        UNIPREFILL_TRY(detail::launch_clusters(device_, plan.cluster, &detail::decide_segments<Rule>,
-                                               plan.deciding, stream, call));
+        bool decided = false;
+        if constexpr (!sorts) {
+            if (plan.small) {
+                UNIPREFILL_TRY(detail::launch_clusters(
+                    device_, plan.cluster, &detail::decide_segments<Rule, detail::small_select_threads>,
+                    plan.deciding, detail::small_select_threads, stream, call));
+                decided = true;
+            }
+        }
+        if (!decided) {
+            UNIPREFILL_TRY(detail::launch_clusters(
+                device_, plan.cluster, &detail::decide_segments<Rule, detail::select_threads>, plan.deciding,
+                detail::select_threads, stream, call));
+        }
         UNIPREFILL_TRY(detail::launch_clusters(device_, plan.cluster, &detail::write_selection<>, plan.grid,
-                                               stream, call.step, call.out, buffers.verdicts));
+                                               detail::select_threads, stream, call.step, call.out,
+                                               buffers.verdicts));
     }
     out.identity = false;
     out.num_requests = batch.num_requests;

@@ -24,6 +24,7 @@ struct selection_arrays {
     std::int32_t* cu_segments = nullptr;
     segment_outcome* outcomes = nullptr;
     std::int64_t keep_words = 0;
+    std::int32_t words_of_cta = 1; ///< each thread block's stretch of keep_bits
     std::int32_t kept_bound = 0;
 };
 
@@ -37,47 +38,49 @@ struct block_place {
 };
 
 /// What all threads of a thread block share while it writes. The places lie over the bins of its team.
+template <std::int32_t Threads>
 struct writer_memory {
     union {
-        block_team_memory team;
-        block_place places[select_threads];
+        block_team_memory<Threads> team;
+        block_place places[Threads];
     };
-    std::int32_t sums[32];
+    std::uint32_t sums[32];
     std::int32_t segments[2]; ///< of the first block of the cluster, and of this thread block
+
+    static_assert(sizeof(block_place) <= sizeof(uint4), "as many as there are fours of bins");
 };
-static_assert(sizeof(block_place[select_threads]) <= offsetof(block_team_memory, of_warps));
 
 /// Writes the rows of a selection. Made once in a kernel, by every thread.
+template <std::int32_t Threads>
 class row_writer {
   public:
     __device__ UNIPREFILL_HIDDEN row_writer(const step_view& step, const selection_arrays& out,
-                                            const segment_verdict* verdicts, writer_memory& memory)
+                                            const segment_verdict* verdicts, writer_memory<Threads>& memory)
         : step_(step)
         , out_(out)
         , verdicts_(verdicts)
         , memory_(memory)
         , thread_(static_cast<std::int32_t>(threadIdx.x))
-        , thread_of_grid_(std::int64_t{blockIdx.x} * select_threads + threadIdx.x)
-        , threads_of_grid_(std::int64_t{gridDim.x} * select_threads) {}
+        , thread_of_grid_(std::int64_t{blockIdx.x} * Threads + threadIdx.x)
+        , threads_of_grid_(std::int64_t{gridDim.x} * Threads) {}
 
     /// Call this, and then __syncthreads(), before run().
-    __device__ UNIPREFILL_HIDDEN static void clear(writer_memory& memory) {
+    __device__ UNIPREFILL_HIDDEN static void clear(writer_memory<Threads>& memory) {
         if (threadIdx.x == 0) { // segments in no order may leave them as they are
             memory.segments[0] = memory.segments[1] = 0;
         }
     }
 
     /// @p team: the thread block's, alone. Reads the verdicts of all segments.
-    __device__ UNIPREFILL_HIDDEN void run(block_team& team) {
+    __device__ UNIPREFILL_HIDDEN void run(block_team<Threads>& team) {
         const batch_view& batch = step_.batch;
         const std::int32_t last = batch.num_segments - 1;
         const row_range last_rows = last >= 0 ? rows_of_segment(batch, last) : row_range{};
         const std::int64_t blocks =
             last >= 0 ? step_.block.offset(last, last_rows.begin) + step_.block.blocks(last_rows.size()) : 0;
         const std::int64_t words = (blocks + 31) / 32;
-        const std::int64_t words_of_cta = (words + gridDim.x - 1) / gridDim.x;
         const auto first_word = [&](std::int64_t cta) {
-            return cta * words_of_cta < words ? cta * words_of_cta : words;
+            return cta * out_.words_of_cta < words ? cta * out_.words_of_cta : words;
         };
         const std::int64_t begin = 32 * first_word(blockIdx.x);
         const std::int64_t end = 32 * first_word(std::int64_t{blockIdx.x} + 1);
@@ -92,12 +95,12 @@ class row_writer {
                 32 * first_word(static_cast<std::int32_t>(blockIdx.x) - rank_in_cluster());
             const bool leads = rank_in_cluster() == 0;
 #pragma unroll 1
-            for (std::int32_t s = thread_; s < batch.num_segments; s += select_threads) {
+            for (std::int32_t s = thread_; s < batch.num_segments; s += Threads) {
                 const std::int64_t from = step_.block.offset(s, batch.segment_begin(s));
                 const std::int64_t to =
                     s < last ? step_.block.offset(s + 1, batch.segment_begin(s + 1)) : INT64_MAX;
                 const auto kept = static_cast<std::uint32_t>(verdicts_[s].kept);
-                mine.largest |= segment_is_in_order(batch, s) ? 0u : 1u;
+                mine.bits |= segment_is_in_order(batch, s) ? 0u : 1u;
                 mine.rows += leads && to <= first ? kept : 0;
                 mine.blocks += kept;
                 if (from <= first && first < to) {
@@ -111,13 +114,13 @@ class row_writer {
             team.together();
             mine.rows += kept_before(team, memory_.segments[0], first);
             team.alone();
-            for (std::int64_t i = begin + thread_; i < end; i += select_threads) {
+            for (std::int64_t i = begin + thread_; i < end; i += Threads) {
                 held = place_of(i, blocks, memory_.segments[1]);
                 mine.mass += held.kept;
             }
         }
         const tally sum = team.combine(mine);
-        if (sum.largest != 0) {
+        if (sum.bits != 0) {
             keep_everything();
             return;
         }
@@ -125,8 +128,8 @@ class row_writer {
         const auto total = static_cast<std::int32_t>(sum.blocks);
 
 #pragma unroll 1
-        for (std::int64_t from = begin; from < end; from += select_threads) {
-            if (end - begin > select_threads) {
+        for (std::int64_t from = begin; from < end; from += Threads) {
+            if (end - begin > Threads) {
                 held = from + thread_ < end ? place_of(from + thread_, blocks, memory_.segments[1])
                                             : block_place{};
             }
@@ -135,14 +138,23 @@ class row_writer {
             if (thread_ % 32 == 0 && from + thread_ < end) {
                 out_.keep_bits[(from + thread_) / 32] = bits;
             }
-            std::int32_t kept = 0;
-            const std::int32_t sum_here = block_prefix(held.kept, memory_.sums, kept);
-            held.place = place + sum_here - held.kept;
-            place += kept;
+            std::uint32_t kept = 0;
+            const std::uint32_t sum_here = block_prefix<Threads>(held.kept, memory_.sums, kept);
+            held.place = place + static_cast<std::int32_t>(sum_here) - held.kept;
+            place += static_cast<std::int32_t>(kept);
             memory_.places[thread_] = held;
             __syncthreads();
             const std::int64_t left = end - from;
-            write_blocks(left < select_threads ? static_cast<std::int32_t>(left) : select_threads);
+            write_whole_blocks(left < Threads ? static_cast<std::int32_t>(left) : Threads);
+            const bool in_bound = held.place + held.kept <= out_.kept_bound;
+            const bool by_rows = held.kept > 0 && !(whole && in_bound);
+            for (unsigned rest = __ballot_sync(~0u, by_rows); rest != 0; rest &= rest - 1) {
+                write_part(memory_.places[thread_ / 32 * 32 + __ffs(static_cast<int>(rest)) - 1],
+                           thread_ % 32);
+            }
+            if (from + Threads < end) {
+                __syncthreads();
+            }
         }
         write_rest(words, last_rows.end, total);
         if (blockIdx.x == gridDim.x - 1) {
@@ -155,7 +167,7 @@ class row_writer {
     /// This thread's share of the kept rows of a segment that lie before entry @p first of arrays laid out by
     /// block_offset().
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t
-    kept_before(const block_team& team, std::int32_t segment, std::int64_t first) const {
+    kept_before(const block_team<Threads>& team, std::int32_t segment, std::int64_t first) const {
         const row_range rows = rows_of_segment(step_.batch, segment);
         const segment_verdict& verdict = verdicts_[segment];
         const segment_blocks seg = step_.blocks_of(segment, rows, verdict);
@@ -171,15 +183,11 @@ class row_writer {
                                     : 0;
         }
         if (verdict.form == keep_form::ranked) {
-            held_blocks<block_team> held;
-            held.load(team, part.free_mass, part.count);
-            held.make(team, part);
-            held.each(team, part, [&](const held_block& block) {
-                if (block.block < part.count) {
-                    const std::int32_t free_rows = block.free_rows > 0 ? block.free_rows : 0;
-                    kept += static_cast<std::uint32_t>(seg.rows_of(block.block).size() - free_rows);
+            each_block(team, part, [&](const seen_block& block) {
+                if (block.is_there) {
+                    kept += static_cast<std::uint32_t>(seg.rows_of(block.block).size() - block.free_rows);
                     kept += static_cast<std::uint32_t>(
-                        verdict.ranks_before_cut(block.mass, seg.order(block.block)) ? free_rows
+                        verdict.ranks_before_cut(block.mass, seg.order(block.block)) ? block.free_rows
                         : block.block == verdict.cut_block                           ? verdict.cut_rows
                                                                                      : 0);
                 }
@@ -223,39 +231,42 @@ class row_writer {
         }
     }
 
-    /// Writes the rows of the first @p count blocks in shared memory, a warp for each.
-    __device__ UNIPREFILL_HIDDEN void write_blocks(std::int32_t count) const {
-        const std::int32_t lane = thread_ % 32;
-        const bool aligned = ((reinterpret_cast<std::uintptr_t>(out_.old_to_kept) |
-                               reinterpret_cast<std::uintptr_t>(out_.kept_to_old)) %
-                              sizeof(int4)) == 0;
-        for (std::int32_t i = thread_ / 32; i < count; i += select_threads / 32) {
+    /// Writes the rows of those of the first @p count blocks in shared memory that stay or go as a whole, four
+    /// at a time.
+    __device__ UNIPREFILL_HIDDEN void write_whole_blocks(std::int32_t count) const {
+        const block_size fours = block_size::of_fours(step_.block);
+        const std::int32_t items = count * fours.rows;
+#pragma unroll 2
+        for (std::int32_t item = thread_; item < items; item += Threads) {
+            const std::int32_t i = fours.whole(item);
+            const std::int32_t r = 4 * (item - i * fours.rows);
             const block_place at = memory_.places[i];
             const bool dropped = at.kept == 0;
-            if (!dropped && at.kept != at.rows) {
-                write_part(at, lane);
-            } else if (aligned && ((at.first_row | at.rows | (dropped ? 0 : at.place)) & 3) == 0 &&
-                       (dropped || at.place + at.rows <= out_.kept_bound)) {
-                write_fours(at, dropped, lane);
-            } else {
-                for (std::int32_t r = lane; r < at.rows; r += 32) {
-                    write_row(at.first_row + r, !dropped, at.place + r);
+            const bool in_bound = at.place + at.rows <= out_.kept_bound;
+            if (r < at.rows && (dropped || (at.kept == at.rows && in_bound))) {
+                const std::int32_t here = at.rows - r < 4 ? at.rows - r : 4;
+                write_four(out_.old_to_kept, at.first_row + r, dropped ? -1 : at.place + r, dropped ? 0 : 1,
+                           here);
+                if (!dropped) {
+                    write_four(out_.kept_to_old, at.place + r, at.first_row + r, 1, here);
                 }
             }
         }
     }
 
-    /// Four rows at a time of a block that stays or goes as a whole: first all of one map, then of the other.
-    __device__ UNIPREFILL_HIDDEN void write_fours(const block_place& at, bool dropped,
-                                                  std::int32_t lane) const {
-        const std::int32_t fours = at.rows / 4;
-        for (std::int32_t i = lane; i < (dropped ? fours : 2 * fours); i += 32) {
-            const bool back = i >= fours;
-            const std::int32_t r = 4 * (back ? i - fours : i);
-            const std::int32_t value = dropped ? -1 : r + (back ? at.first_row : at.place);
-            const std::int32_t step = dropped ? 0 : 1;
-            std::int32_t* to = back ? out_.kept_to_old + at.place + r : out_.old_to_kept + at.first_row + r;
+    /// Writes @p count numbers, at most four, from @p value on.
+    __device__ UNIPREFILL_HIDDEN static void write_four(std::int32_t* to, std::int32_t at, std::int32_t value,
+                                                        std::int32_t step, std::int32_t count) {
+        to += at;
+        if (count == 4 && reinterpret_cast<std::uintptr_t>(to) % sizeof(int4) == 0) {
             *reinterpret_cast<int4*>(to) = int4{value, value + step, value + 2 * step, value + 3 * step};
+            return;
+        }
+#pragma unroll
+        for (std::int32_t i = 0; i < 4; ++i) {
+            if (i < count) {
+                to[i] = value + i * step;
+            }
         }
     }
 
@@ -311,13 +322,16 @@ class row_writer {
         };
         std::int32_t before = 0;
 #pragma unroll 1
-        for (std::int32_t from = 0; from < batch.num_segments; from += select_threads) {
+        for (std::int32_t from = 0; from < batch.num_segments; from += Threads) {
             const std::int32_t s = from + thread_;
             const bool ours = s < batch.num_segments;
-            std::int32_t kept = ours ? verdicts_[s].kept : 0;
-            std::int32_t sum = 0;
-            const std::int32_t end = before + block_prefix(kept, memory_.sums, sum);
-            before += sum;
+            const std::int32_t kept = ours ? verdicts_[s].kept : 0;
+            std::uint32_t sum = 0;
+            __syncthreads(); // the last round's readers
+            const std::int32_t end =
+                before + static_cast<std::int32_t>(block_prefix<Threads>(static_cast<std::uint32_t>(kept),
+                                                                         memory_.sums, sum));
+            before += static_cast<std::int32_t>(sum);
             if (ours) {
                 const std::int32_t begin = end - kept;
                 segment_outcome outcome = verdicts_[s].outcome(rows_of_segment(batch, s).size());
@@ -354,13 +368,13 @@ class row_writer {
         if (thread_ == 0) {
             write_rising(batch.cu_seqlens, batch.num_requests, end, out_.cu_seqlens);
         }
-        if (thread_ == select_threads - 1) {
+        if (thread_ == Threads - 1) {
             write_rising(batch.cu_segments != nullptr ? batch.cu_segments : batch.cu_seqlens,
                          batch.num_segments, end, out_.cu_segments);
         }
         __syncthreads();
 #pragma unroll 1
-        for (std::int32_t s = thread_; s < batch.num_segments; s += select_threads) {
+        for (std::int32_t s = thread_; s < batch.num_segments; s += Threads) {
             segment_outcome outcome;
             outcome.rows = outcome.kept = out_.cu_segments[s + 1] - out_.cu_segments[s];
             outcome.reason = end < batch.num_rows ? keep_reason::rerun_dense : keep_reason::invalid;
@@ -383,7 +397,7 @@ class row_writer {
     const step_view& step_;
     const selection_arrays& out_;
     const segment_verdict* verdicts_;
-    writer_memory& memory_;
+    writer_memory<Threads>& memory_;
     std::int32_t thread_;
     std::int64_t thread_of_grid_;
     std::int64_t threads_of_grid_;

@@ -3,11 +3,10 @@
 
 /// @file
 /// Where a running sum over ranked blocks reaches a target, found without sorting: a histogram of weights
-/// over all blocks tells the few that can be the one, pivots tell which of those it is.
+/// over all blocks tells the few that can be the one, of which each is compared with each.
 #pragma once
 
-#include <uniprefill/select/detail/held_blocks.hpp>
-#include <uniprefill/select/detail/pick.hpp>
+#include <uniprefill/select/detail/candidates.hpp>
 
 #include <cstdint>
 
@@ -43,6 +42,16 @@ struct key_digits {
     }
 };
 
+/// Heavier blocks rank first; among those of equal mass the lower order does.
+struct block_rank {
+    std::uint64_t mass = 0;
+    std::int32_t order = -1;
+
+    [[nodiscard]] UNIPREFILL_API constexpr bool before(const block_rank& other) const noexcept {
+        return mass > other.mass || (mass == other.mass && order < other.order);
+    }
+};
+
 /// What is searched for.
 enum class cut_weight : std::int32_t {
     mass,
@@ -54,84 +63,54 @@ enum class cut_weight : std::int32_t {
 
 struct cut_goal {
     cut_weight weight = cut_weight::none;
-    bool from_end = false;     ///< blocks rank by order alone
-    std::uint64_t target = 0;  ///< of the sum, 1 <= target <= all of it; or the least mass before the cut
-    std::uint64_t largest = 0; ///< mass
+    bool from_end = false;       ///< blocks rank by order alone
+    std::uint64_t target = 0;    ///< of the sum, 1 <= target <= all of it; or the least mass before the cut
+    std::uint64_t whole = 0;     ///< no less than all weights together
+    std::int32_t mass_bits = 63; ///< masses are below 2^mass_bits
 
     /// Whether a block has a part in it.
-    [[nodiscard]] UNIPREFILL_API bool counts(const held_block& held) const noexcept {
-        return held.is_candidate() || from_end;
+    [[nodiscard]] UNIPREFILL_API bool counts(const seen_block& seen) const noexcept {
+        return from_end ? seen.is_there : seen.is_candidate;
     }
     /// Rows of a block that count on the way to the cut.
-    [[nodiscard]] UNIPREFILL_API std::int32_t rows_of(const held_block& held,
+    [[nodiscard]] UNIPREFILL_API std::int32_t rows_of(const seen_block& seen,
                                                       const segment_blocks& blocks) const noexcept {
-        const std::int32_t free_rows = held.free_rows > 0 ? held.free_rows : 0;
-        return weight != cut_weight::forced_rows ? free_rows
-               : held.block < blocks.count       ? blocks.rows_of(held.block).size() - free_rows
-                                                 : 0;
-    }
-    /// What a block that counts adds to the sum.
-    [[nodiscard]] UNIPREFILL_API std::uint64_t weight_of(const held_block& held,
-                                                         const segment_blocks& blocks) const noexcept {
-        return weight == cut_weight::mass     ? held.mass
-               : weight == cut_weight::blocks ? 1
-                                              : static_cast<std::uint64_t>(rows_of(held, blocks));
-    }
-    /// Counts a block that counts and lies before or after the cut.
-    UNIPREFILL_API void count(const held_block& held, const segment_blocks& blocks, bool before,
-                              tally& sides) const noexcept {
-        if (before) {
-            sides.rows += static_cast<std::uint32_t>(rows_of(held, blocks));
-        } else if (held.free_rows > 0 && !from_end) {
-            sides.mass += blocks.scope == mass_scope::all
-                              ? static_cast<std::uint64_t>(blocks.free_mass[held.block])
-                              : held.mass;
-        }
+        return weight == cut_weight::forced_rows ? blocks.rows_of(seen.block).size() - seen.free_rows
+                                                 : seen.free_rows;
     }
 };
 
-/// What is known of the cut: the keys that are still open. Keys rise with rank. They are masses, or, once a
-/// single mass is open, orders from the last one on; 0 and the highest key are lighter and heavier blocks
-/// then.
+/// A block that may be the one at the cut.
+struct alignas(16) collected_block {
+    std::uint64_t mass = 0; ///< by which it ranks
+    std::int32_t order = -1;
+    std::int32_t rows = 0;
+    std::uint64_t weight = 0;
+    std::uint64_t free_mass = 0; ///< that is dropped if it lies behind the cut
+
+    [[nodiscard]] UNIPREFILL_API constexpr block_rank rank() const noexcept { return {mass, order}; }
+};
+
+/// The keys that may be the cut's. Keys rise with rank. They are masses, or, once a single mass is open,
+/// orders from the last one on; 0 and the highest key are lighter and heavier blocks then.
 struct open_keys {
     std::uint64_t low = 0;
-    std::int32_t bits = 0; ///< 2^bits keys from `low` on are open; -1: none
+    std::uint64_t end = 0; ///< one past the highest
     bool by_order = false;
     std::uint64_t mass = 0;
 
-    [[nodiscard]] static UNIPREFILL_API open_keys of_masses(std::uint64_t largest) noexcept {
-        open_keys all;
-        all.bits = bit_length(largest);
-        return all;
-    }
     [[nodiscard]] static UNIPREFILL_API open_keys of_orders(std::uint64_t mass,
                                                             std::int32_t blocks) noexcept {
-        open_keys all;
-        all.low = 1;
-        all.bits = bit_length(static_cast<std::uint64_t>(blocks - 1));
-        all.by_order = true;
-        all.mass = mass;
-        return all;
+        return {1, static_cast<std::uint64_t>(blocks) + 1, true, mass};
     }
-    [[nodiscard]] static UNIPREFILL_API open_keys none_below(std::uint64_t mass) noexcept {
-        open_keys none;
-        none.low = mass;
-        none.bits = -1;
-        return none;
-    }
-    [[nodiscard]] UNIPREFILL_API std::uint64_t key_of(const held_block& held, const segment_blocks& blocks,
-                                                      bool from_end) const noexcept {
+    [[nodiscard]] UNIPREFILL_API std::uint64_t key_of(std::uint64_t of_block, std::int32_t block,
+                                                      const segment_blocks& blocks) const noexcept {
         if (!by_order) {
-            return held.mass;
+            return of_block;
         }
-        const std::uint64_t of_block = from_end ? 0 : held.mass;
-        return of_block == mass  ? static_cast<std::uint64_t>(blocks.count - blocks.order(held.block))
+        return of_block == mass  ? static_cast<std::uint64_t>(blocks.count - blocks.order(block))
                : of_block > mass ? ~std::uint64_t{0}
                                  : 0;
-    }
-    /// The first key beyond the open ones.
-    [[nodiscard]] UNIPREFILL_API std::uint64_t end() const noexcept {
-        return bits < 0 ? low : low + (std::uint64_t{1} << bits);
     }
 };
 
@@ -142,121 +121,128 @@ struct cut_result {
     std::uint64_t mass_after = 0; ///< free mass of the blocks after it that have free rows
 };
 
-/// The block at which the running sum of weights reaches @p need, among the first @p count that lanes hold.
+/// The block at which the running sum of weights reaches @p need, among the first @p count collected ones:
+/// each is compared with each.
 UNIPREFILL_ANY_TEAM
-template <class Lanes, std::int32_t Held>
-[[nodiscard]] UNIPREFILL_API cut_result cut_among(const Lanes& lanes, const segment_blocks& blocks,
-                                                  const cut_goal& goal, const held_block (&held)[Held],
-                                                  std::int32_t count, std::uint64_t need) noexcept {
-    weighed_block weighed[Held];
-    UNIPREFILL_UNROLL
-    for (std::int32_t k = 0; k < Held; ++k) {
-        if (k * Lanes::size < count && goal.counts(held[k])) {
-            weighed[k].rank = {goal.from_end ? 0 : held[k].mass, blocks.order(held[k].block)};
-            weighed[k].weight = goal.weight_of(held[k], blocks);
+template <class Team>
+[[nodiscard]] UNIPREFILL_API cut_result cut_among(Team& team, std::int32_t count,
+                                                  std::uint64_t need) noexcept {
+    const std::int32_t shares = team.shares(count);
+    const std::int32_t share = team.near_rank() & (shares - 1);
+    const std::int32_t own = team.near_rank() / shares;
+    UNIPREFILL_ONE_COPY
+    for (std::int32_t base = 0; base < count; base += team.near_size() / shares) {
+        const std::int32_t mine = base + own;
+        const collected_block block = mine < count ? team.collected(mine) : collected_block{};
+        tally sides;
+        UNIPREFILL_ONE_COPY
+        for (std::int32_t i = share; i < count; i += shares) {
+            const collected_block other = team.collected(i);
+            const bool before = other.rank().before(block.rank());
+            sides.mass += before ? other.weight : 0;
+            sides.rows += before ? static_cast<std::uint32_t>(other.rows) : 0;
+            sides.after += before || i == mine ? 0 : other.free_mass;
+        }
+        team.sum_shares(sides, shares);
+        if (mine < count && share == 0 && sides.mass < need && sides.mass + block.weight >= need) {
+            team.tell(cut_result{block.rank(), static_cast<std::int32_t>(sides.rows), sides.after});
         }
     }
-    const block_rank cut = pick(lanes, weighed, count, need);
-    tally mine;
-    UNIPREFILL_UNROLL
-    for (std::int32_t k = 0; k < Held; ++k) {
-        if (k * Lanes::size < count && goal.counts(held[k]) && weighed[k].rank.order != cut.order) {
-            goal.count(held[k], blocks, weighed[k].rank.before(cut), mine);
-        }
-    }
-    return {cut, static_cast<std::int32_t>(lanes.sum(std::uint64_t{mine.rows})), lanes.sum(mine.mass)};
+    return team.told();
 }
 
-/// Finds the cut that @p goal names. By histograms, a round narrows 64-bit masses by 9 bits at least.
+/// Finds the cut that @p goal names. Bins hold weights that are rounded to 32 bits, so what they tell is
+/// checked exactly: rarely the cut lies in a bin beside the one that they name.
 UNIPREFILL_ANY_TEAM
 template <class Team>
 [[nodiscard]] UNIPREFILL_API cut_result find_cut(Team& team, const segment_blocks& blocks,
-                                                 held_blocks<Team>& held, const cut_goal& goal) noexcept {
-    const auto lanes = team.lanes();
-    using lane_type = decltype(team.lanes());
+                                                 const cut_goal& goal) noexcept {
     const bool sums = goal.weight != cut_weight::none;
-    std::uint64_t need = goal.target;
-    if constexpr (!Team::has_bins) {
-        if (sums) {
-            held_block copies[held_blocks<Team>::count];
-            UNIPREFILL_UNROLL
-            for (std::int32_t k = 0; k < held_blocks<Team>::count; ++k) {
-                copies[k] = held[k];
-            }
-            return cut_among(lanes, blocks, goal, copies, blocks.count, need);
-        }
+    open_keys open{0, std::uint64_t{1} << goal.mass_bits};
+    if (!sums) {
+        open = {goal.target, goal.target};
+    } else if (goal.from_end) {
+        open = open_keys::of_orders(0, blocks.count);
     }
-    open_keys open = !sums           ? open_keys::none_below(goal.target)
-                     : goal.from_end ? open_keys::of_orders(0, blocks.count)
-                                     : open_keys::of_masses(goal.largest);
-    tally sides;
+    std::uint64_t above = 0; // weight beyond the open keys
+    std::uint64_t inside = goal.whole;
+    UNIPREFILL_ONE_COPY
     for (;;) {
-        if constexpr (Team::has_bins) {
-            if (sums) {
-                const auto digits = key_digits<Team::digit_bits>::of(open.bits);
-                const std::uint64_t end = open.end();
-                team.start_search();
-                held.each_chunk(team, blocks, [&](const held_block(&chunk)[held_blocks<Team>::count]) {
-                    std::uint32_t places[held_blocks<Team>::count];
-                    std::uint64_t weights[held_blocks<Team>::count];
-                    UNIPREFILL_UNROLL
-                    for (std::int32_t k = 0; k < held_blocks<Team>::count; ++k) {
-                        const std::uint64_t key = open.key_of(chunk[k], blocks, goal.from_end);
-                        const bool is_open = goal.counts(chunk[k]) && key >= open.low && key < end;
-                        places[k] = digits.digit(key - open.low);
-                        weights[k] = is_open ? goal.weight_of(chunk[k], blocks) : 0;
-                    }
-                    team.add(places, weights);
-                });
-                const found_bin found = team.find(need);
-                need -= found.above;
-                open.low += digits.first_key(found.digit, open.bits);
-            }
+        open_keys bin = open;
+        const bool counts = sums && blocks.count > Team::capacity;
+        team.start_search(counts);
+        if (counts) {
+            const auto digits =
+                key_digits<Team::digit_bits>::of(bit_length(open.end - open.low - 1));
+            const std::int32_t length = bit_length(inside);
+            const std::int32_t shift = length > 31 ? length - 31 : 0;
+            const std::uint64_t half = shift > 0 ? std::uint64_t{1} << (shift - 1) : 0;
+            each_block(team, blocks, [&](const seen_block& seen) {
+                const std::uint64_t key =
+                    open.key_of(goal.from_end ? 0 : seen.mass, seen.block, blocks);
+                if (goal.counts(seen) && key >= open.low && key < open.end) {
+                    const std::uint64_t weight =
+                        goal.weight == cut_weight::mass     ? (seen.mass + half) >> shift
+                        : goal.weight == cut_weight::blocks ? 1
+                                                            : static_cast<std::uint64_t>(
+                                                                  goal.rows_of(seen, blocks));
+                    team.add(digits.digit(key - open.low), static_cast<std::uint32_t>(weight));
+                }
+            });
+            const std::uint64_t need = (goal.target - above + half) >> shift;
+            const found_bin found = team.find(need > 0 ? static_cast<std::uint32_t>(need) : 1);
+            std::int32_t bits = 0;
+            bin.low += digits.first_key(found.digit, bits);
+            const std::uint64_t width = std::uint64_t{1} << bits;
+            bin.end = open.end - bin.low < width ? open.end : bin.low + width;
         }
-        const std::uint64_t end = open.end();
         tally mine;
-        held.each(team, blocks, [&](const held_block& block) {
-            if (goal.counts(block)) {
-                const std::uint64_t key = open.key_of(block, blocks, goal.from_end);
-                if (key < open.low || key >= end) {
-                    goal.count(block, blocks, key >= end, mine);
-                } else if (goal.weight_of(block, blocks) != 0) { // of no weight: no rows and no mass either
+        each_block(team, blocks, [&](const seen_block& seen) {
+            if (goal.counts(seen)) {
+                const std::uint64_t mass = goal.from_end ? 0 : seen.mass;
+                const std::uint64_t key = bin.key_of(mass, seen.block, blocks);
+                const std::int32_t rows = goal.rows_of(seen, blocks);
+                const std::uint64_t weight = goal.weight == cut_weight::mass     ? seen.mass
+                                             : goal.weight == cut_weight::blocks ? 1
+                                                                                 : static_cast<std::uint64_t>(rows);
+                const std::uint64_t free_mass = seen.free_rows > 0 && !goal.from_end ? seen.free_mass : 0;
+                if (key >= bin.end) {
+                    mine.mass += weight;
+                    mine.rows += static_cast<std::uint32_t>(rows);
+                } else if (key >= bin.low && weight != 0) { // of no weight: no rows and no mass either
+                    mine.inside += weight;
                     mine.blocks += 1;
-                    if constexpr (Team::has_bins) {
-                        team.collect(block);
-                    }
+                    team.collect(collected_block{mass, blocks.order(seen.block), rows, weight, free_mass});
+                } else {
+                    mine.after += free_mass;
                 }
             }
         });
-        sides = team.combine(mine);
-        if constexpr (Team::has_bins) {
-            if (static_cast<std::int32_t>(sides.blocks) > Team::capacity &&
-                !(open.by_order && open.bits == 0)) {
-                open = open.bits == 0 && !open.by_order ? open_keys::of_orders(open.low, blocks.count) : open;
-                continue;
-            }
+        const tally sides = team.combine_sides(mine);
+        const std::uint64_t reach = sides.mass + sides.inside;
+        if (!sums) {
+            return {{}, static_cast<std::int32_t>(sides.rows), sides.after};
         }
-        break;
-    }
-    cut_result result{{}, static_cast<std::int32_t>(sides.rows), sides.mass};
-    if constexpr (Team::has_bins) {
-        if (sides.blocks > 0) {
+        if (sides.mass >= goal.target) {
+            open.low = bin.end;
+            inside = sides.mass - above;
+        } else if (reach < goal.target) {
+            open.end = bin.low;
+            inside -= reach - above;
+            above = reach;
+        } else if (static_cast<std::int32_t>(sides.blocks) <= Team::capacity) {
             const auto count = static_cast<std::int32_t>(sides.blocks);
-            held_block candidates[Team::capacity / lane_type::size];
-            UNIPREFILL_UNROLL
-            for (std::int32_t k = 0; k < Team::capacity / lane_type::size; ++k) {
-                const std::int32_t i = lanes.rank() + k * lane_type::size;
-                if (i < count) {
-                    candidates[k] = team.collected(i);
-                }
-            }
-            const cut_result among = cut_among(lanes, blocks, goal, candidates, count, need);
-            result.at = among.at;
-            result.rows_before += among.rows_before;
-            result.mass_after += among.mass_after;
+            team.gather(count);
+            cut_result result = cut_among(team, count, goal.target - sides.mass);
+            result.rows_before += static_cast<std::int32_t>(sides.rows);
+            result.mass_after += sides.after;
+            return result;
+        } else {
+            open = bin.end - bin.low == 1 && !bin.by_order ? open_keys::of_orders(bin.low, blocks.count) : bin;
+            above = sides.mass;
+            inside = sides.inside;
         }
     }
-    return result;
 }
 
 } // namespace detail

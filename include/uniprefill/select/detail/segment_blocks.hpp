@@ -50,6 +50,10 @@ struct block_size {
         }
         return {rows, (std::int32_t{1} << shift) == rows ? shift : -1};
     }
+    /// How often four rows fit, a last part included, as a size of its own.
+    [[nodiscard]] static UNIPREFILL_API constexpr block_size of_fours(const block_size& block) noexcept {
+        return {(block.rows + 3) / 4, block.shift >= 2 ? block.shift - 2 : block.shift >= 0 ? 0 : -1};
+    }
     /// Whole blocks in @p count rows.
     [[nodiscard]] UNIPREFILL_API constexpr std::int32_t whole(std::int32_t count) const noexcept {
         return shift >= 0 ? count >> shift : count / rows;

@@ -6,32 +6,25 @@
 ///
 /// A *team* is any number of threads that call the same functions with the same arguments, each with a rank
 /// of its own. Element i belongs to thread i % size(). The decision is written against this interface alone,
-/// so the device's warps, thread blocks and clusters run the very functions that tests run with a single
-/// thread on the host:
+/// so the device's thread blocks and clusters run the very functions that tests run with a single thread on
+/// the host:
 /// * `rank()`, `size()`: this thread's number, and how many there are
-/// * `held_blocks`: how many of its blocks a thread keeps in registers
-/// * `combine(tally)`: the tallies of all threads together, for each of them
+/// * `combine(tally)`: the tallies of all threads together, for each of them; `combine_sides(tally)` with
+///   those sums too that only a search has
+/// * `any(mine)`: whether a thread near this one says yes, for which `near_rank()` and `near_size()` count
 /// * `sync()`: waits for the others, whose writes to global memory can be seen then
-/// * `lanes()`: the threads that can look at each other's registers, a team within the team
-/// * `has_bins`: whether the team searches by histograms. One that doesn't must hold all blocks of a segment.
 ///
-/// With bins, further:
-/// * `digit_bits`, `start_search()`: empties all bins and the collection
-/// * `add(digits, weights)`: puts weights into bins, 0 <= digit < 2^digit_bits; of a weight of 0 the digit
-/// may
-///   be anything
+/// To search for a cut, further:
+/// * `start_search(counts)`: empties the collection, and all bins if it @p counts
+/// * `digit_bits`, `add(digit, weight)`: puts a weight into a bin, 0 <= digit < 2^digit_bits. All weights
+///   together stay below 2^32.
 /// * `find(need)`: from the highest bin down, the bin in which the running sum of weights reaches @p need,
-/// for
-///   each thread; bin 0 where the weights don't reach
-/// * `collect(block)`, `capacity`: hands a block to everyone, `collected(i)` after the next combine(). Only
-///   the first `capacity` are kept.
-///
-/// Lanes:
-/// * `rank()`, `size`: this lane's number, and how many there are
-/// * `any(mine, round)`: one of the lanes for which @p mine is true, the same for each; -1: none. Which one
-///   differs from round to round.
-/// * `from(value, lane)`: the value that a lane has
-/// * `sum(weight)`, `combine(tally)`: over all lanes, for each of them
+///   for each thread; bin 0 where the weights don't reach
+/// * `collect(candidate)`, `capacity`: hands a block to everyone. Only the first `capacity` are kept.
+/// * `gather(count)`: after a combine(), makes collected blocks readable as `collected(i)`, i < count
+/// * `shares(count)`: how many neighbouring threads look at one of @p count collected blocks together;
+///   near_size() is a multiple. `sum_shares(sides, shares)`: what those found together, for each of them
+/// * `tell(result)` by one thread near this one, then `told()` by all
 #pragma once
 
 #include <uniprefill/core/config.hpp>
@@ -65,20 +58,22 @@ struct tally {
     /// Sums of masses stop here: at or beyond 2^63 they are no masses any more.
     UNIPREFILL_HIDDEN static constexpr std::uint64_t full = std::uint64_t{1} << 63;
 
-    std::uint64_t largest = 0; ///< combined by maximum
-    std::uint64_t mass = 0;    ///< combined by a sum that stops at `full`
-    std::uint32_t rows = 0;    ///< combined by a sum
-    std::uint32_t blocks = 0;  ///< combined by a sum
+    std::uint64_t mass = 0;   ///< combined by a sum that stops at `full`; of a search: weight before the bin
+    std::uint64_t inside = 0; ///< of a search: weight in the bin
+    std::uint64_t after = 0;  ///< of a search: free mass after the bin
+    std::uint32_t rows = 0;
+    std::uint32_t blocks = 0;
+    std::uint32_t bits = 0; ///< combined by maximum
 
     /// Adds to the mass; neither number is above `full`.
     UNIPREFILL_API constexpr void add_mass(std::uint64_t more) noexcept {
-        mass = more > full - mass ? full : mass + more;
+        const std::uint64_t sum = mass + more;
+        mass = ((mass | more | sum) >> 63) != 0 ? full : sum;
     }
 };
 
 /// What team::find() found.
 struct found_bin {
-    std::uint64_t above = 0; ///< weights in the bins above it
     std::uint32_t digit = 0;
 };
 

@@ -95,8 +95,6 @@ class team_decision {
     /// The same verdict for every thread.
     UNIPREFILL_ANY_TEAM
     [[nodiscard]] UNIPREFILL_API segment_verdict run() noexcept {
-        held_.load(team_, step_.free_mass + step_.block.offset(segment_, rows_.begin),
-                   step_.block.blocks(rows_.size()));
         verdict_.kept = rows_.size();
         const auto tag = static_cast<std::int32_t>(step_.batch.tags[request_]);
         const bool known = tag >= 0 && tag <= static_cast<std::int32_t>(request_tag::verify);
@@ -122,7 +120,6 @@ class team_decision {
     UNIPREFILL_ANY_TEAM
     UNIPREFILL_API void decide() noexcept {
         const keep_reason doubt = find_forced();
-        held_.make(team_, blocks_);
         count();
         verdict_.reason = reason(doubt);
         if (must_run_dense_again(rule_, rows_.size(), num_forced(), verdict_.reason)) {
@@ -154,12 +151,13 @@ class team_decision {
             } else if (end > begin) {
                 spans = lists.spans + begin;
                 num_spans = end - begin;
-                tally wrong;
-                for (std::int32_t i = team_.rank(); i < num_spans; i += team_.size()) {
+                bool wrong = false;
+                UNIPREFILL_ONE_COPY
+                for (std::int32_t i = team_.near_rank(); i < num_spans; i += team_.near_size()) {
                     const std::int32_t least = i > 0 ? spans[i - 1].end : 0;
-                    wrong.rows += spans[i].begin < least || spans[i].end < spans[i].begin ? 1u : 0u;
+                    wrong = wrong || spans[i].begin < least || spans[i].end < spans[i].begin;
                 }
-                if (team_.combine(wrong).rows != 0) {
+                if (team_.any(wrong)) {
                     doubt = keep_reason::invalid;
                     num_spans = 0;
                 }
@@ -178,19 +176,21 @@ class team_decision {
     UNIPREFILL_ANY_TEAM
     UNIPREFILL_API void count() noexcept {
         tally mine;
-        held_.each(team_, blocks_, [&](const held_block& block) {
-            if (block.is_candidate()) {
+        std::uint64_t bits = 0;
+        each_block(team_, blocks_, [&](const seen_block& block) {
+            if (block.is_candidate) {
                 mine.rows += static_cast<std::uint32_t>(block.free_rows);
                 mine.blocks += 1;
                 mine.add_mass(block.mass);
-                mine.largest = block.mass > mine.largest ? block.mass : mine.largest;
+                bits |= block.mass;
             }
         });
+        mine.bits = static_cast<std::uint32_t>(bit_length(bits));
         const tally all = team_.combine(mine);
         free_rows_ = static_cast<std::int32_t>(all.rows);
         candidates_ = static_cast<std::int32_t>(all.blocks);
         total_ = all.mass;
-        largest_ = all.largest;
+        goal_.mass_bits = static_cast<std::int32_t>(all.bits);
     }
 
     [[nodiscard]] UNIPREFILL_API keep_reason reason(keep_reason doubt) const noexcept {
@@ -218,6 +218,7 @@ class team_decision {
         blocks_.ties = tie_order::higher_block_first; // ranked from the end
         goal_.from_end = true;
         goal_.weight = too_many ? cut_weight::forced_rows : cut_weight::free_rows;
+        goal_.whole = static_cast<std::uint64_t>(rows_.size());
         goal_.target = static_cast<std::uint64_t>(too_many ? places : places - num_forced());
         search();
     }
@@ -225,7 +226,6 @@ class team_decision {
     UNIPREFILL_ANY_TEAM
     UNIPREFILL_API void keep_ranked() noexcept {
         verdict_.total_mass = static_cast<std::int64_t>(total_);
-        goal_.largest = largest_;
         std::int32_t wanted = free_rows_;
         rule_decides_ = rule_.exact_rows() <= 0 && choose(wanted);
         if (!rule_decides_) {
@@ -239,13 +239,16 @@ class team_decision {
         const std::int32_t left = free_rows_to_keep(rule_, rows_.size(), num_forced(), wanted);
         verdict_.kept = num_forced() + left;
         goal_.weight = left == 0 ? cut_weight::none : cut_weight::free_rows;
+        goal_.whole = static_cast<std::uint64_t>(free_rows_);
         goal_.target = left == 0 ? tally::full : static_cast<std::uint64_t>(left);
     }
 
-    /// Searches for the goal, and once more where the rule's bounds on kept rows change it. The only call of
+    /// Searches for the goal, and once more where what was found changes it: the heaviest block a goal of
+    /// mass, the rule's bounds on kept rows a goal of rows. The only call of
     /// the search, so that its instructions are fetched once.
     UNIPREFILL_ANY_TEAM
     UNIPREFILL_API void search() noexcept {
+        UNIPREFILL_ONE_COPY
         for (;;) {
             if (!goal_.from_end && !rule_decides_ && verdict_.kept == rows_.size()) {
                 verdict_.reason = keep_reason::everything;
@@ -254,7 +257,13 @@ class team_decision {
             if (goal_.target == 0) {
                 return; // from the end: forced rows alone
             }
-            const cut_result cut = find_cut(team_, blocks_, held_, goal_);
+            const cut_result cut = find_cut(team_, blocks_, goal_);
+            if (seeks_heaviest_) {
+                seeks_heaviest_ = false;
+                goal_.weight = cut_weight::none;
+                goal_.target = mass_target(cut.at.mass, fraction_, false);
+                continue;
+            }
             const std::int32_t block = cut.at.order >= 0 ? blocks_.order(cut.at.order) : -1;
             if (goal_.from_end) {
                 verdict_.cut_block = block;
@@ -306,15 +315,20 @@ class team_decision {
         if constexpr (std::is_same_v<Rule, selection_rule>) {
             switch (rule_.kind) {
             case rule_kind::max_fraction:
-                goal_.weight = cut_weight::none;
-                goal_.target = mass_target(largest_, rule_.p, false);
+                seeks_heaviest_ = true;
+                fraction_ = rule_.p;
+                goal_.weight = cut_weight::blocks;
+                goal_.whole = static_cast<std::uint64_t>(candidates_);
+                goal_.target = 1;
                 return true;
             case rule_kind::top_p:
                 goal_.weight = cut_weight::mass;
+                goal_.whole = total_;
                 goal_.target = mass_target(total_, rule_.p, rule_.crossing == crossing::published);
                 return rule_.p.value != unit_fraction::one;
             default:
                 goal_.weight = cut_weight::blocks;
+                goal_.whole = static_cast<std::uint64_t>(candidates_);
                 goal_.target = static_cast<std::uint64_t>(ceil_fraction(rule_.p, candidates_));
                 return goal_.target < static_cast<std::uint64_t>(candidates_);
             }
@@ -343,14 +357,14 @@ class team_decision {
     Rule rule_;
     row_range rows_;
     segment_blocks blocks_{};
-    held_blocks<Team> held_{};
     segment_verdict verdict_{};
     std::int32_t free_rows_ = 0;
     std::int32_t candidates_ = 0;
     std::uint64_t total_ = 0;
-    std::uint64_t largest_ = 0;
     cut_goal goal_{};
-    bool rule_decides_ = false; ///< the goal is the rule's, not yet bounded
+    bool rule_decides_ = false;   ///< the goal is the rule's, not yet bounded
+    bool seeks_heaviest_ = false; ///< the goal is the heaviest block, of which fraction_ is wanted
+    unit_fraction fraction_{};
 };
 
 } // namespace detail
