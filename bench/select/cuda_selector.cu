@@ -3,8 +3,11 @@
 
 // The CUDA selector alone, beside what sorting the same masses takes (CUB) and what a launch costs at all.
 //
-// "warm": microseconds of one call among 200 in a graph, everything in L2. "flushed": one call after 256 MiB
-// were overwritten, between two events; the events' own cost is in it, and in the empty kernel's as well.
+// Time: microseconds of one call among 200 in a graph, everything in L2. "flushed_us": the median of single calls
+// after 256 MiB were overwritten, between two events; the events' own cost is in it, and in the empty kernel's as
+// well.
+
+#include "../support/device_timer.cuh"
 
 #include "../support/device_timer.cuh"
 
@@ -29,8 +32,25 @@ using selector = up::block_selector<up::selection_rule, up::backend::cuda>;
 using launch_count = up::cuda_selector_options::launch_count;
 
 using device_bench::check;
+using device_bench::device_bytes;
+
+/// Device memory with content.
 template <class T>
-using array = device_bench::device_array<T>;
+class array : public device_bytes {
+  public:
+    explicit array(std::size_t count)
+        : device_bytes((count + 1) * sizeof(T))
+        , count_(count) {}
+    explicit array(const std::vector<T>& values)
+        : array(values.size()) {
+        device_bench::upload(*this, values);
+    }
+    T* data() const { return device_bytes::data<T>(); }
+    std::size_t bytes() const { return count_ * sizeof(T); }
+
+  private:
+    std::size_t count_;
+};
 
 enum class masses { even, heavy };
 
@@ -170,24 +190,16 @@ void measure(benchmark::State& state, const std::function<void(cudaStream_t)>& c
     {
         warm_timer timer(call);
         timer.seconds();
-        double best = 1e9;
         for (auto _ : state) {
-            const double time = timer.seconds();
-            best = time < best ? time : best;
-            state.SetIterationTime(time);
+            state.SetIterationTime(timer.seconds());
         }
-        state.counters["warm_best_us"] = 1e6 * best;
     }
-    static device_bench::device_timer flushed;
-    double best = 1e9;
-    double sum = 0;
-    for (int i = 0; i < 20; ++i) {
-        const double time = static_cast<double>(flushed.time(call));
-        best = time < best ? time : best;
-        sum += time;
+    static device_bench::device_timer timer;
+    std::vector<float> times;
+    for (int i = 0; i < 31; ++i) {
+        times.push_back(timer.time(call));
     }
-    state.counters["flushed_best_us"] = 1e3 * best;
-    state.counters["flushed_mean_us"] = 1e3 * sum / 20;
+    state.counters["flushed_us"] = 1e3 * device_bench::median(times);
 }
 
 template <class = void>
@@ -288,7 +300,7 @@ int main(int argc, char** argv) {
             add_select(what, "published", rule::published_top_p(0.9), device, "automatic", {});
             add_select(what, "fixed_budget", rule::fixed_budget(half(what)), device, "automatic", {});
             for (const launch_count launches : {launch_count::one, launch_count::two}) {
-                for (const std::int32_t cluster : {1, 4, 8}) {
+                for (const std::int32_t cluster : {1, 2, 4, 8}) {
                     up::cuda_selector_options how;
                     how.cluster_ctas = cluster;
                     how.launches = launches;

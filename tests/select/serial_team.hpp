@@ -17,11 +17,12 @@ namespace select_test {
 namespace detail = uniprefill::detail;
 
 /// Finds the cut among up to @p Capacity collected blocks, with bins of @p DigitBits binary digits.
-template <std::int32_t DigitBits, std::int32_t Capacity>
+template <std::int32_t DigitBits, std::int32_t Capacity, std::int32_t Held = 8>
 class serial_team {
   public:
     static constexpr std::int32_t digit_bits = DigitBits;
     static constexpr std::int32_t capacity = Capacity;
+    static constexpr std::int32_t held_blocks = Held;
 
     std::int32_t rank() const { return 0; }
     std::int32_t size() const { return 1; }
@@ -29,14 +30,18 @@ class serial_team {
     std::int32_t near_size() const { return 1; }
     void sync() const {}
     bool any(bool mine) const { return mine; }
-    detail::tally combine(const detail::tally& mine) const { return mine; }
-    detail::tally combine_sides(const detail::tally& mine) const { return mine; }
+    detail::tally combine(const detail::tally& mine, bool with_free) const {
+        detail::tally all = mine;
+        all.free = with_free ? mine.free : 0x5555;
+        return all;
+    }
 
     void start_search(bool counts) {
         ++searches;
         rounds += counts ? 1 : 0;
         weights_.assign(weights_.size(), 0);
         collected_.clear();
+        is_told_ = false;
     }
     void add(std::uint32_t digit, std::uint32_t weight) { weights_.at(digit) += weight; }
     detail::found_bin find(std::uint32_t need) const {
@@ -56,7 +61,8 @@ class serial_team {
     detail::collected_block collected(std::int32_t i) const {
         return collected_.at(static_cast<std::size_t>(i));
     }
-    std::int32_t shares(std::int32_t) const { return 1; }
+    std::int32_t share_bits(std::int32_t) const { return 0; }
+    std::int32_t group_rank() const { return 0; }
     void sum_shares(detail::tally&, std::int32_t) const {}
     void tell(const detail::cut_result& result) {
         if (is_told_) {
@@ -65,13 +71,7 @@ class serial_team {
         told_ = result;
         is_told_ = true;
     }
-    detail::cut_result told() {
-        if (!is_told_) {
-            throw std::logic_error("no cut");
-        }
-        is_told_ = false;
-        return told_;
-    }
+    detail::cut_result told() const { return is_told_ ? told_ : detail::cut_result{}; }
 
     std::int32_t searches = 0;
     std::int32_t rounds = 0; ///< with bins

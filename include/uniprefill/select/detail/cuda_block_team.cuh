@@ -20,7 +20,8 @@ template <std::int32_t Threads>
 struct block_team_memory {
     UNIPREFILL_HIDDEN static constexpr std::int32_t bins = 4 * Threads;
     UNIPREFILL_HIDDEN static constexpr std::int32_t capacity = 128;
-    UNIPREFILL_HIDDEN static constexpr std::int32_t words = 12;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t words = 12; ///< of a tally
+    UNIPREFILL_HIDDEN static constexpr std::int32_t bits_word = 9;
 
     uint4 counts[bins / 4]; ///< weights by bins
     // From here on in use while rows are written too.
@@ -30,19 +31,23 @@ struct block_team_memory {
     std::uint64_t of_block[2];
     std::uint32_t sums[3][words];
     std::uint32_t of_warps[32];
+    std::uint32_t of_groups[bins / 32];
     std::uint32_t num_collected;
     std::uint32_t digit;
     cut_result told;
 };
 
-/// A thread block of @p Threads threads, or all thread blocks of a cluster.
-template <std::int32_t Threads>
+/// A thread block of @p Threads threads; if @p Clustered, all thread blocks of a cluster when they wish.
+template <std::int32_t Threads, bool Clustered>
 class block_team {
     static_assert(Threads >= 128 && Threads <= 1024 && (Threads & (Threads - 1)) == 0);
 
   public:
     using memory = block_team_memory<Threads>;
+    static_assert(!Clustered || memory::bins <= 32 * 32, "a lane for each group");
+    UNIPREFILL_HIDDEN static constexpr bool is_clustered = Clustered;
     UNIPREFILL_HIDDEN static constexpr std::int32_t capacity = memory::capacity;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t held_blocks = 8;
     UNIPREFILL_HIDDEN static constexpr std::int32_t digit_bits = Threads == 128   ? 9
                                                                  : Threads == 256 ? 10
                                                                  : Threads == 512 ? 11
@@ -62,6 +67,7 @@ class block_team {
         }
         if (thread == 0) {
             shared.num_collected = 0;
+            shared.told.at.order = -1;
         }
     }
 
@@ -72,18 +78,20 @@ class block_team {
     }
     /// From here on the team is the whole cluster, of whose thread blocks all have done the same so far.
     __device__ UNIPREFILL_HIDDEN void together() {
-        ctas_ = cluster_ctas();
-        rank_ = rank_in_cluster() * Threads + near_rank();
+        if constexpr (Clustered) {
+            ctas_ = cluster_ctas();
+            rank_ = rank_in_cluster() * Threads + near_rank();
+        }
     }
 
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t rank() const { return rank_; }
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t size() const { return ctas_ * Threads; }
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t size() const { return ctas() * Threads; }
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::int32_t near_rank() {
         return static_cast<std::int32_t>(threadIdx.x);
     }
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN static constexpr std::int32_t near_size() { return Threads; }
     __device__ UNIPREFILL_HIDDEN void sync() const {
-        if (ctas_ > 1) {
+        if (ctas() > 1) {
             arrive_at_cluster();
             wait_for_cluster();
         } else {
@@ -93,16 +101,58 @@ class block_team {
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN bool any(bool mine) const {
         return __syncthreads_or(mine ? 1 : 0) != 0;
     }
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN tally combine(const tally& mine) {
-        return combined<false>(mine);
-    }
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN tally combine_sides(const tally& mine) {
-        return combined<true>(mine);
+    /// Sums by limbs of 22 bits: those of 1024 threads fit 32 bits, which have native atomics.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN tally combine(const tally& mine, bool with_free) {
+        const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
+        const std::uint32_t bits = __reduce_max_sync(~0u, mine.bits);
+        std::uint32_t own = bits;
+        const auto add = [&](std::int32_t word, std::uint32_t part) {
+            const std::uint32_t sum = __reduce_add_sync(~0u, part);
+            own = lane == word ? sum : own;
+        };
+        const auto add_wide = [&](std::int32_t word, std::uint64_t wide) {
+            add(word, static_cast<std::uint32_t>(wide) & limb);
+            add(word + 1, static_cast<std::uint32_t>(wide >> 22) & limb);
+            add(word + 2, static_cast<std::uint32_t>(wide >> 44));
+        };
+        add_wide(0, mine.mass);
+        add(3, mine.rows);
+        add(4, mine.blocks);
+        add(5, mine.inside);
+        if (with_free) {
+            add_wide(6, mine.free);
+        }
+        // Three sets in turn: one that is added to, one that others may still read, one that is empty.
+        turn_ = turn_ == 2 ? 0 : turn_ + 1;
+        std::uint32_t* sums = shared_.sums[turn_];
+        if (lane < (with_free ? 9 : 6)) {
+            atomicAdd(&sums[lane], own);
+        } else if (lane == memory::bits_word) {
+            atomicMax(&sums[lane], own);
+        }
+        sync();
+        if (threadIdx.x < memory::words) {
+            shared_.sums[turn_ == 0 ? 2 : turn_ - 1][threadIdx.x] = 0;
+        }
+        if (ctas() == 1) {
+            return made_of(sums);
+        }
+        if (threadIdx.x < memory::words) {
+            std::uint64_t all = 0;
+#pragma unroll
+            for (std::int32_t cta = 0; cta < 8; ++cta) {
+                const std::uint32_t other = cta < ctas() ? load_from_cluster(&sums[threadIdx.x], cta) : 0;
+                all = threadIdx.x == memory::bits_word ? (other > all ? other : all) : all + other;
+            }
+            shared_.totals[threadIdx.x] = all;
+        }
+        __syncthreads();
+        return made_of(shared_.totals);
     }
     /// Of the thread blocks' tallies, each @p own: the sum of all rows and of the masses of lower ranks. Once
     /// in a kernel; end with leave().
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t exchange(const tally& own) {
-        if (cluster_ctas() == 1) {
+        if constexpr (!Clustered) {
             return static_cast<std::int32_t>(own.rows);
         }
         if (threadIdx.x == 0) {
@@ -124,7 +174,7 @@ class block_team {
     }
     /// Waits until nobody reads this thread block's shared memory any more.
     __device__ UNIPREFILL_HIDDEN void leave() const {
-        if (cluster_ctas() > 1) {
+        if constexpr (Clustered) {
             wait_for_cluster();
         }
     }
@@ -132,7 +182,7 @@ class block_team {
     /// Whatever was read of the search before, a barrier of the thread block came after it.
     __device__ UNIPREFILL_HIDDEN void start_search(bool counts) {
         if (searched_) {
-            if (ctas_ > 1) { // others may still read the collection
+            if (ctas() > 1) { // others may still read the collection
                 sync();
             }
             if (counted_) {
@@ -140,6 +190,7 @@ class block_team {
             }
             if (threadIdx.x == 0) {
                 shared_.num_collected = 0;
+                shared_.told.at.order = -1;
             }
             sync();
         }
@@ -151,22 +202,12 @@ class block_team {
     }
     /// Bins go to threads from the highest down.
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN found_bin find(std::uint32_t need) {
-        sync();
-        const std::int32_t four = Threads - 1 - near_rank();
-        uint4 mine = shared_.counts[four];
-        if (ctas_ > 1) {
-            mine = uint4{};
-#pragma unroll
-            for (std::int32_t cta = 0; cta < 8; ++cta) {
-                if (cta < ctas_) {
-                    const uint4 other = load_four_from_cluster(&shared_.counts[four], cta);
-                    mine.x += other.x;
-                    mine.y += other.y;
-                    mine.z += other.z;
-                    mine.w += other.w;
-                }
-            }
+        __syncthreads();
+        if (ctas() > 1) {
+            return find_together(need);
         }
+        const std::int32_t four = Threads - 1 - near_rank();
+        const uint4 mine = shared_.counts[four];
         const std::uint32_t here = mine.x + mine.y + mine.z + mine.w;
         std::uint32_t all = 0;
         const std::uint32_t sum = block_prefix<Threads>(here, shared_.of_warps, all);
@@ -189,14 +230,14 @@ class block_team {
         }
     }
     __device__ UNIPREFILL_HIDDEN void gather(std::int32_t count) {
-        if (ctas_ == 1) {
+        if (ctas() == 1) {
             return;
         }
         if (near_rank() < count) {
             std::int32_t counts[8];
 #pragma unroll
             for (std::int32_t cta = 0; cta < 8; ++cta) {
-                counts[cta] = cta < ctas_ ? static_cast<std::int32_t>(
+                counts[cta] = cta < ctas() ? static_cast<std::int32_t>(
                                                 load_from_cluster(&shared_.num_collected, cta))
                                           : 0;
             }
@@ -217,19 +258,24 @@ class block_team {
         __syncthreads();
     }
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN const collected_block& collected(std::int32_t i) const {
-        return ctas_ == 1 ? shared_.collected[i] : shared_.gathered[i];
+        return ctas() == 1 ? shared_.collected[i] : shared_.gathered[i];
     }
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::int32_t shares(std::int32_t count) {
-        const std::int32_t fit = Threads >> bit_length(static_cast<std::uint32_t>(count - 1));
-        return fit < 32 ? fit : 32;
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::int32_t share_bits(std::int32_t count) {
+        constexpr std::int32_t most = 3; // more take longer to sum up
+        const std::int32_t fit = digit_bits - 2 - bit_length(static_cast<std::uint32_t>(count - 1));
+        return fit < most ? fit : most;
     }
-    __device__ UNIPREFILL_HIDDEN static void sum_shares(tally& sides, std::int32_t shares) {
+    __device__ UNIPREFILL_HIDDEN static void sum_shares(tally& sides, std::int32_t bits) {
 #pragma unroll 1
-        for (std::int32_t step = shares / 2; step > 0; step /= 2) {
-            sides.mass += __shfl_xor_sync(~0u, sides.mass, step);
-            sides.after += __shfl_xor_sync(~0u, sides.after, step);
-            sides.rows += __shfl_xor_sync(~0u, sides.rows, step);
+        for (std::int32_t bit = 0; bit < bits; ++bit) {
+            sides.mass += __shfl_xor_sync(~0u, sides.mass, 1 << bit);
+            sides.free += __shfl_xor_sync(~0u, sides.free, 1 << bit);
+            sides.rows += __shfl_xor_sync(~0u, sides.rows, 1 << bit);
         }
+    }
+    /// The lowest rank of the threads that have to stay together.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::int32_t group_rank() {
+        return static_cast<std::int32_t>(threadIdx.x & ~31u);
     }
     __device__ UNIPREFILL_HIDDEN void tell(const cut_result& result) { shared_.told = result; }
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN cut_result told() const {
@@ -238,79 +284,67 @@ class block_team {
     }
 
   private:
-    /// Sums by limbs of 22 bits: those of 1024 threads fit 32 bits, which have native atomics.
-    template <bool Sides>
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN tally combined(const tally& mine) {
-        constexpr std::int32_t count = Sides ? 11 : 5;
-        const std::uint64_t wide[3] = {mine.mass, mine.inside, mine.after};
-        std::uint32_t parts[11] = {};
-        parts[0] = mine.rows;
-        parts[1] = mine.blocks;
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t ctas() const { return Clustered ? ctas_ : 1; }
+    /// What thread blocks have at @p word together.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t sum_in_cluster(const std::uint32_t* word) const {
+        std::uint32_t sum = 0;
 #pragma unroll
-        for (std::int32_t i = 0; i < (Sides ? 3 : 1); ++i) {
-            parts[2 + 3 * i] = static_cast<std::uint32_t>(wide[i]) & limb;
-            parts[3 + 3 * i] = static_cast<std::uint32_t>(wide[i] >> 22) & limb;
-            parts[4 + 3 * i] = static_cast<std::uint32_t>(wide[i] >> 44);
+        for (std::int32_t cta = 0; cta < 8; ++cta) {
+            sum += cta < ctas() ? load_from_cluster(word, cta) : 0;
         }
+        return sum;
+    }
+    /// Little is read of other thread blocks: sums of groups of 32 bins, then the bins of one group.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN found_bin find_together(std::uint32_t need) {
+        const auto* counts = reinterpret_cast<const std::uint32_t*>(shared_.counts);
         const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
-        std::uint32_t own = 0;
 #pragma unroll
-        for (std::int32_t i = 0; i < count; ++i) {
-            const std::uint32_t sum = __reduce_add_sync(~0u, parts[i]);
-            own = lane == i ? sum : own;
-        }
-        // Three sets in turn: one that is added to, one that others may still read, one that is empty.
-        turn_ = turn_ == 2 ? 0 : turn_ + 1;
-        std::uint32_t* sums = shared_.sums[turn_];
-        if (lane < count) {
-            atomicAdd(&sums[lane], own);
-        }
-        if constexpr (!Sides) {
-            const std::uint32_t bits = __reduce_max_sync(~0u, mine.bits);
-            if (lane == count) {
-                atomicMax(&sums[count], bits);
+        for (auto group = static_cast<std::int32_t>(threadIdx.x / 32); group < memory::bins / 32;
+             group += Threads / 32) {
+            const std::uint32_t sum = __reduce_add_sync(~0u, counts[32 * group + lane]);
+            if (lane == 0) {
+                shared_.of_groups[group] = sum;
             }
         }
         sync();
-        if (threadIdx.x < memory::words) {
-            shared_.sums[turn_ == 0 ? 2 : turn_ - 1][threadIdx.x] = 0;
-        }
-        if (ctas_ == 1) {
-            return made_of<Sides>(sums);
-        }
-        if (threadIdx.x < memory::words) {
-            std::uint64_t all = 0;
-            const std::uint32_t* word = &sums[threadIdx.x];
-#pragma unroll
-            for (std::int32_t cta = 0; cta < 8; ++cta) {
-                const std::uint32_t other = cta < ctas_ ? load_from_cluster(word, cta) : 0;
-                const bool is_bits = !Sides && static_cast<std::int32_t>(threadIdx.x) == count;
-                all = is_bits ? (other > all ? other : all) : all + other;
+        if (threadIdx.x < 32) {
+            constexpr std::int32_t last = memory::bins / 32 - 1;
+            const std::uint32_t of_group = lane <= last ? sum_in_cluster(&shared_.of_groups[last - lane]) : 0;
+            const std::uint32_t sums = warp_prefix(of_group);
+            const std::int32_t owner = first_lane(lane == last || sums >= need);
+            const std::uint32_t above = __shfl_sync(~0u, sums - of_group, owner);
+            const std::int32_t highest = 32 * (last - owner) + 31;
+            const std::uint32_t reach = above + warp_prefix(sum_in_cluster(&counts[highest - lane]));
+            const std::int32_t skipped = first_lane(lane == 31 || reach >= need);
+            if (lane == 0) {
+                shared_.digit = static_cast<std::uint32_t>(highest - skipped);
             }
-            shared_.totals[threadIdx.x] = all;
         }
         __syncthreads();
-        return made_of<Sides>(shared_.totals);
+        return {shared_.digit};
     }
-    template <bool Sides, class Number>
+    /// The first lane for which @p holds is true; there is one.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::int32_t first_lane(bool holds) {
+        return __ffs(static_cast<int>(__ballot_sync(~0u, holds))) - 1;
+    }
+    template <class Number>
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN static tally made_of(const Number* sums) {
         tally all;
-        all.rows = static_cast<std::uint32_t>(sums[0]);
-        all.blocks = static_cast<std::uint32_t>(sums[1]);
-        const std::uint64_t carry = (sums[2] >> 22) + static_cast<std::uint64_t>(sums[3]);
-        const std::uint64_t high = (carry >> 22) + sums[4];
-        all.mass = high >= std::uint64_t{1} << 19
-                       ? tally::full
-                       : (high << 44) | ((carry & limb) << 22) | (static_cast<std::uint64_t>(sums[2]) & limb);
-        if constexpr (Sides) {
-            all.inside = sums[5] + (static_cast<std::uint64_t>(sums[6]) << 22) +
-                         (static_cast<std::uint64_t>(sums[7]) << 44);
-            all.after = sums[8] + (static_cast<std::uint64_t>(sums[9]) << 22) +
-                        (static_cast<std::uint64_t>(sums[10]) << 44);
-        } else {
-            all.bits = static_cast<std::uint32_t>(sums[5]);
-        }
+        all.mass = mass_of(sums[0], sums[1], sums[2]);
+        all.rows = static_cast<std::uint32_t>(sums[3]);
+        all.blocks = static_cast<std::uint32_t>(sums[4]);
+        all.inside = static_cast<std::uint32_t>(sums[5]);
+        all.free = mass_of(sums[6], sums[7], sums[8]);
+        all.bits = static_cast<std::uint32_t>(sums[memory::bits_word]);
         return all;
+    }
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::uint64_t mass_of(std::uint64_t low,
+                                                                            std::uint64_t middle,
+                                                                            std::uint64_t high) {
+        middle += low >> 22;
+        high += middle >> 22;
+        return high >= std::uint64_t{1} << 19 ? tally::full
+                                              : (high << 44) | ((middle & limb) << 22) | (low & limb);
     }
 
     UNIPREFILL_HIDDEN static constexpr std::uint32_t limb = (1u << 22) - 1;

@@ -46,7 +46,8 @@ struct select_plan {
         const std::int64_t words = (blocks + 31) / 32;
         made.grid = whole_clusters(words + made.cluster - 1, ctas);
         made.words_of_cta = static_cast<std::int32_t>((words + made.grid.x - 1) / made.grid.x);
-        made.deciding = whole_clusters(std::int64_t{segments} * made.cluster, device.ctas(made.small ? 8 : 2));
+        made.deciding =
+            whole_clusters(std::int64_t{segments} * made.cluster, device.ctas(made.small ? 8 : 2));
         return made;
     }
 };
@@ -149,41 +150,41 @@ UNIPREFILL_HOST_API status block_selector<Rule, backend::cuda>::run(
                 out.cu_segments,
                 out.outcomes,
                 (bounds_.max_blocks() + 31) / 32,
-                1,
                 kept_bound};
+    call.out.fours = detail::block_size::of((bounds_.block_rows + 3) / 4);
     call.rules = rules;
     call.buffers = buffers.sorting;
     call.verdicts = buffers.verdicts;
     const auto plan = detail::select_plan::of(device_, options_, sorts, batch.num_segments, blocks);
     call.out.words_of_cta = plan.words_of_cta;
-    call.lone_blocks = plan.cluster == 1 || sorts ? INT32_MAX : 4096;
 
-    bool launched = false;
-    if constexpr (!sorts) {
+    const auto launch = [&](auto kernel, std::int32_t cluster, dim3 grid, std::int32_t threads,
+                            const auto&... arguments) {
+        return detail::launch_clusters(device_, cluster, kernel, grid, threads, stream, arguments...);
+    };
+    constexpr std::int32_t threads = detail::select_threads;
+    bool written = false;
+    if constexpr (sorts) {
+        UNIPREFILL_TRY(launch(&detail::decide_segments<Rule, threads, false>, 1, plan.deciding, threads, call));
+    } else {
+        constexpr std::int32_t few = detail::small_select_threads;
         if (plan.at_once) {
-            UNIPREFILL_TRY(detail::launch_clusters(device_, plan.cluster, &detail::select_at_once<Rule>,
-                                                   plan.grid, detail::select_threads, stream, call));
-            launched = true;
+            UNIPREFILL_TRY(launch(plan.cluster > 1 ? &detail::select_at_once<Rule, true>
+                                                   : &detail::select_at_once<Rule, false>,
+                                  plan.cluster, plan.grid, threads, call));
+            written = true;
+        } else if (plan.small) {
+            UNIPREFILL_TRY(launch(&detail::decide_segments<Rule, few, false>, 1, plan.deciding, few, call));
+        } else {
+            UNIPREFILL_TRY(launch(plan.cluster > 1 ? &detail::decide_segments<Rule, threads, true>
+                                                   : &detail::decide_segments<Rule, threads, false>,
+                                  plan.cluster, plan.deciding, threads, call));
         }
     }
-    if (!launched) {
-        bool decided = false;
-        if constexpr (!sorts) {
-            if (plan.small) {
-                UNIPREFILL_TRY(detail::launch_clusters(
-                    device_, plan.cluster, &detail::decide_segments<Rule, detail::small_select_threads>,
-                    plan.deciding, detail::small_select_threads, stream, call));
-                decided = true;
-            }
-        }
-        if (!decided) {
-            UNIPREFILL_TRY(detail::launch_clusters(
-                device_, plan.cluster, &detail::decide_segments<Rule, detail::select_threads>, plan.deciding,
-                detail::select_threads, stream, call));
-        }
-        UNIPREFILL_TRY(detail::launch_clusters(device_, plan.cluster, &detail::write_selection<>, plan.grid,
-                                               detail::select_threads, stream, call.step, call.out,
-                                               buffers.verdicts));
+    if (!written) {
+        UNIPREFILL_TRY(launch(plan.cluster > 1 ? &detail::write_selection<true>
+                                               : &detail::write_selection<false>,
+                              plan.cluster, plan.grid, threads, call.step, call.out, buffers.verdicts));
     }
     out.identity = false;
     out.num_requests = batch.num_requests;

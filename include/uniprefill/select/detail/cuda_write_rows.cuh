@@ -24,8 +24,9 @@ struct selection_arrays {
     std::int32_t* cu_segments = nullptr;
     segment_outcome* outcomes = nullptr;
     std::int64_t keep_words = 0;
-    std::int32_t words_of_cta = 1; ///< each thread block's stretch of keep_bits
     std::int32_t kept_bound = 0;
+    std::int32_t words_of_cta = 1; ///< each thread block's stretch of keep_bits
+    block_size fours{};            ///< fours of rows in a block, a last part included
 };
 
 /// A block whose rows are to be written.
@@ -38,11 +39,14 @@ struct block_place {
 };
 
 /// What all threads of a thread block share while it writes. The places lie over the bins of its team.
-template <std::int32_t Threads>
+template <class Team>
 struct writer_memory {
+    UNIPREFILL_HIDDEN static constexpr std::int32_t threads = Team::near_size();
+
+
     union {
-        block_team_memory<Threads> team;
-        block_place places[Threads];
+        typename Team::memory team;
+        block_place places[threads];
     };
     std::uint32_t sums[32];
     std::int32_t segments[2]; ///< of the first block of the cluster, and of this thread block
@@ -51,28 +55,30 @@ struct writer_memory {
 };
 
 /// Writes the rows of a selection. Made once in a kernel, by every thread.
-template <std::int32_t Threads>
+template <class Team>
 class row_writer {
+    UNIPREFILL_HIDDEN static constexpr std::int32_t threads = Team::near_size();
+
   public:
     __device__ UNIPREFILL_HIDDEN row_writer(const step_view& step, const selection_arrays& out,
-                                            const segment_verdict* verdicts, writer_memory<Threads>& memory)
+                                            const segment_verdict* verdicts, writer_memory<Team>& memory)
         : step_(step)
         , out_(out)
         , verdicts_(verdicts)
         , memory_(memory)
         , thread_(static_cast<std::int32_t>(threadIdx.x))
-        , thread_of_grid_(std::int64_t{blockIdx.x} * Threads + threadIdx.x)
-        , threads_of_grid_(std::int64_t{gridDim.x} * Threads) {}
+        , thread_of_grid_(std::int64_t{blockIdx.x} * threads + threadIdx.x)
+        , threads_of_grid_(std::int64_t{gridDim.x} * threads) {}
 
     /// Call this, and then __syncthreads(), before run().
-    __device__ UNIPREFILL_HIDDEN static void clear(writer_memory<Threads>& memory) {
+    __device__ UNIPREFILL_HIDDEN static void clear(writer_memory<Team>& memory) {
         if (threadIdx.x == 0) { // segments in no order may leave them as they are
             memory.segments[0] = memory.segments[1] = 0;
         }
     }
 
     /// @p team: the thread block's, alone. Reads the verdicts of all segments.
-    __device__ UNIPREFILL_HIDDEN void run(block_team<Threads>& team) {
+    __device__ UNIPREFILL_HIDDEN void run(Team& team) {
         const batch_view& batch = step_.batch;
         const std::int32_t last = batch.num_segments - 1;
         const row_range last_rows = last >= 0 ? rows_of_segment(batch, last) : row_range{};
@@ -89,13 +95,12 @@ class row_writer {
         // these blocks belongs to, by shares of the cluster's threads. Kept rows of all segments, and of this
         // thread block's own blocks. Whether segments are in order; if not, the numbers don't matter.
         tally mine;
-        block_place held;
         if (last >= 0) {
             const std::int64_t first =
                 32 * first_word(static_cast<std::int32_t>(blockIdx.x) - rank_in_cluster());
             const bool leads = rank_in_cluster() == 0;
 #pragma unroll 1
-            for (std::int32_t s = thread_; s < batch.num_segments; s += Threads) {
+            for (std::int32_t s = thread_; s < batch.num_segments; s += threads) {
                 const std::int64_t from = step_.block.offset(s, batch.segment_begin(s));
                 const std::int64_t to =
                     s < last ? step_.block.offset(s + 1, batch.segment_begin(s + 1)) : INT64_MAX;
@@ -110,50 +115,38 @@ class row_writer {
                     memory_.segments[1] = s;
                 }
             }
-            __syncthreads();
+            if (batch.num_segments > 1) {
+                __syncthreads();
+            }
             team.together();
             mine.rows += kept_before(team, memory_.segments[0], first);
             team.alone();
-            for (std::int64_t i = begin + thread_; i < end; i += Threads) {
-                held = place_of(i, blocks, memory_.segments[1]);
-                mine.mass += held.kept;
-            }
         }
-        const tally sum = team.combine(mine);
-        if (sum.bits != 0) {
-            keep_everything();
-            return;
-        }
-        std::int32_t place = team.exchange(sum);
-        const auto total = static_cast<std::int32_t>(sum.blocks);
-
+        // In a cluster the kept rows of each thread block's own blocks are counted before they are written.
+        std::int32_t place = 0;
+        std::int32_t total = 0;
 #pragma unroll 1
-        for (std::int64_t from = begin; from < end; from += Threads) {
-            if (end - begin > Threads) {
-                held = from + thread_ < end ? place_of(from + thread_, blocks, memory_.segments[1])
-                                            : block_place{};
+        for (std::int32_t round = Team::is_clustered ? 0 : 1; round < 2; ++round) {
+            if (round == 1) {
+                const tally sum = team.combine(mine, false);
+                if (sum.bits != 0) {
+                    keep_everything();
+                    return;
+                }
+                place = team.exchange(sum);
+                total = static_cast<std::int32_t>(sum.blocks);
             }
-            const bool whole = held.rows > 0 && held.kept == held.rows;
-            const unsigned bits = __ballot_sync(~0u, whole);
-            if (thread_ % 32 == 0 && from + thread_ < end) {
-                out_.keep_bits[(from + thread_) / 32] = bits;
-            }
-            std::uint32_t kept = 0;
-            const std::uint32_t sum_here = block_prefix<Threads>(held.kept, memory_.sums, kept);
-            held.place = place + static_cast<std::int32_t>(sum_here) - held.kept;
-            place += static_cast<std::int32_t>(kept);
-            memory_.places[thread_] = held;
-            __syncthreads();
-            const std::int64_t left = end - from;
-            write_whole_blocks(left < Threads ? static_cast<std::int32_t>(left) : Threads);
-            const bool in_bound = held.place + held.kept <= out_.kept_bound;
-            const bool by_rows = held.kept > 0 && !(whole && in_bound);
-            for (unsigned rest = __ballot_sync(~0u, by_rows); rest != 0; rest &= rest - 1) {
-                write_part(memory_.places[thread_ / 32 * 32 + __ffs(static_cast<int>(rest)) - 1],
-                           thread_ % 32);
-            }
-            if (from + Threads < end) {
-                __syncthreads();
+#pragma unroll 1
+            for (std::int64_t from = begin; from < end; from += threads) {
+                block_place held;
+                if (from + thread_ < end) {
+                    held = place_of(from + thread_, blocks, memory_.segments[1]);
+                }
+                if (round == 0) {
+                    mine.mass += held.kept;
+                } else {
+                    write_chunk(held, from, end, place);
+                }
             }
         }
         write_rest(words, last_rows.end, total);
@@ -164,12 +157,40 @@ class row_writer {
     }
 
   private:
+    /// Writes what became of entries @p from to @p end - 1 of arrays laid out by block_offset(), or as many of
+    /// them as there are threads: each has one. @p place: of the first kept row.
+    __device__ UNIPREFILL_HIDDEN void write_chunk(block_place held, std::int64_t from, std::int64_t end,
+                                                  std::int32_t& place) {
+        const bool whole = held.rows > 0 && held.kept == held.rows;
+        const unsigned bits = __ballot_sync(~0u, whole);
+        if (thread_ % 32 == 0 && from + thread_ < end) {
+            out_.keep_bits[(from + thread_) / 32] = bits;
+        }
+        std::uint32_t kept = 0;
+        const std::uint32_t sum_here = block_prefix<threads>(held.kept, memory_.sums, kept);
+        held.place = place + static_cast<std::int32_t>(sum_here) - held.kept;
+        place += static_cast<std::int32_t>(kept);
+        memory_.places[thread_] = held;
+        __syncthreads();
+        const std::int64_t left = end - from;
+        write_whole_blocks(left < threads ? static_cast<std::int32_t>(left) : threads);
+        const bool in_bound = held.place + held.kept <= out_.kept_bound;
+        const bool by_rows = held.kept > 0 && !(whole && in_bound);
+        for (unsigned rest = __ballot_sync(~0u, by_rows); rest != 0; rest &= rest - 1) {
+            write_part(memory_.places[thread_ / 32 * 32 + __ffs(static_cast<int>(rest)) - 1],
+                       thread_ % 32);
+        }
+        if (from + threads < end) {
+            __syncthreads();
+        }
+    }
+
     /// This thread's share of the kept rows of a segment that lie before entry @p first of arrays laid out by
     /// block_offset().
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t
-    kept_before(const block_team<Threads>& team, std::int32_t segment, std::int64_t first) const {
+    kept_before(const Team& team, std::int32_t segment, std::int64_t first) const {
         const row_range rows = rows_of_segment(step_.batch, segment);
-        const segment_verdict& verdict = verdicts_[segment];
+        const segment_verdict verdict = verdicts_[segment];
         const segment_blocks seg = step_.blocks_of(segment, rows, verdict);
         const std::int64_t blocks = first - step_.block.offset(segment, rows.begin);
         segment_blocks part = seg;
@@ -183,11 +204,15 @@ class row_writer {
                                     : 0;
         }
         if (verdict.form == keep_form::ranked) {
-            each_block(team, part, [&](const seen_block& block) {
-                if (block.is_there) {
-                    kept += static_cast<std::uint32_t>(seg.rows_of(block.block).size() - block.free_rows);
+            held_blocks<Team> held;
+            held.load(team, part.free_mass, part.count);
+            held.make(team, part);
+            held.each(team, part, [&](const held_block& block) {
+                if (block.block < part.count) {
+                    const std::int32_t free_rows = block.free_rows > 0 ? block.free_rows : 0;
+                    kept += static_cast<std::uint32_t>(seg.rows_of(block.block).size() - free_rows);
                     kept += static_cast<std::uint32_t>(
-                        verdict.ranks_before_cut(block.mass, seg.order(block.block)) ? block.free_rows
+                        verdict.ranks_before_cut(block.mass, seg.order(block.block)) ? free_rows
                         : block.block == verdict.cut_block                           ? verdict.cut_rows
                                                                                      : 0);
                 }
@@ -234,10 +259,10 @@ class row_writer {
     /// Writes the rows of those of the first @p count blocks in shared memory that stay or go as a whole, four
     /// at a time.
     __device__ UNIPREFILL_HIDDEN void write_whole_blocks(std::int32_t count) const {
-        const block_size fours = block_size::of_fours(step_.block);
+        const block_size& fours = out_.fours;
         const std::int32_t items = count * fours.rows;
 #pragma unroll 2
-        for (std::int32_t item = thread_; item < items; item += Threads) {
+        for (std::int32_t item = thread_; item < items; item += threads) {
             const std::int32_t i = fours.whole(item);
             const std::int32_t r = 4 * (item - i * fours.rows);
             const block_place at = memory_.places[i];
@@ -322,14 +347,14 @@ class row_writer {
         };
         std::int32_t before = 0;
 #pragma unroll 1
-        for (std::int32_t from = 0; from < batch.num_segments; from += Threads) {
+        for (std::int32_t from = 0; from < batch.num_segments; from += threads) {
             const std::int32_t s = from + thread_;
             const bool ours = s < batch.num_segments;
             const std::int32_t kept = ours ? verdicts_[s].kept : 0;
             std::uint32_t sum = 0;
             __syncthreads(); // the last round's readers
             const std::int32_t end =
-                before + static_cast<std::int32_t>(block_prefix<Threads>(static_cast<std::uint32_t>(kept),
+                before + static_cast<std::int32_t>(block_prefix<threads>(static_cast<std::uint32_t>(kept),
                                                                          memory_.sums, sum));
             before += static_cast<std::int32_t>(sum);
             if (ours) {
@@ -368,13 +393,13 @@ class row_writer {
         if (thread_ == 0) {
             write_rising(batch.cu_seqlens, batch.num_requests, end, out_.cu_seqlens);
         }
-        if (thread_ == Threads - 1) {
+        if (thread_ == threads - 1) {
             write_rising(batch.cu_segments != nullptr ? batch.cu_segments : batch.cu_seqlens,
                          batch.num_segments, end, out_.cu_segments);
         }
         __syncthreads();
 #pragma unroll 1
-        for (std::int32_t s = thread_; s < batch.num_segments; s += Threads) {
+        for (std::int32_t s = thread_; s < batch.num_segments; s += threads) {
             segment_outcome outcome;
             outcome.rows = outcome.kept = out_.cu_segments[s + 1] - out_.cu_segments[s];
             outcome.reason = end < batch.num_rows ? keep_reason::rerun_dense : keep_reason::invalid;
@@ -397,7 +422,7 @@ class row_writer {
     const step_view& step_;
     const selection_arrays& out_;
     const segment_verdict* verdicts_;
-    writer_memory<Threads>& memory_;
+    writer_memory<Team>& memory_;
     std::int32_t thread_;
     std::int64_t thread_of_grid_;
     std::int64_t threads_of_grid_;

@@ -6,7 +6,7 @@
 /// over all blocks tells the few that can be the one, of which each is compared with each.
 #pragma once
 
-#include <uniprefill/select/detail/candidates.hpp>
+#include <uniprefill/select/detail/held_blocks.hpp>
 
 #include <cstdint>
 
@@ -66,17 +66,26 @@ struct cut_goal {
     bool from_end = false;       ///< blocks rank by order alone
     std::uint64_t target = 0;    ///< of the sum, 1 <= target <= all of it; or the least mass before the cut
     std::uint64_t whole = 0;     ///< no less than all weights together
+    std::uint64_t free_mass = 0; ///< of all blocks that have free rows
     std::int32_t mass_bits = 63; ///< masses are below 2^mass_bits
 
     /// Whether a block has a part in it.
-    [[nodiscard]] UNIPREFILL_API bool counts(const seen_block& seen) const noexcept {
-        return from_end ? seen.is_there : seen.is_candidate;
+    [[nodiscard]] UNIPREFILL_API bool counts(const held_block& held,
+                                             const segment_blocks& blocks) const noexcept {
+        return from_end ? held.block < blocks.count : held.free_rows >= 0;
     }
-    /// Rows of a block that count on the way to the cut.
-    [[nodiscard]] UNIPREFILL_API std::int32_t rows_of(const seen_block& seen,
+    /// Rows of a block that counts that count on the way to the cut.
+    [[nodiscard]] UNIPREFILL_API std::int32_t rows_of(const held_block& held,
                                                       const segment_blocks& blocks) const noexcept {
-        return weight == cut_weight::forced_rows ? blocks.rows_of(seen.block).size() - seen.free_rows
-                                                 : seen.free_rows;
+        const std::int32_t free_rows = held.free_rows > 0 ? held.free_rows : 0;
+        return weight == cut_weight::forced_rows ? blocks.rows_of(held.block).size() - free_rows : free_rows;
+    }
+    /// What a block that counts adds to the sum.
+    [[nodiscard]] UNIPREFILL_API std::uint64_t weight_of(const held_block& held,
+                                                         const segment_blocks& blocks) const noexcept {
+        return weight == cut_weight::mass     ? held.mass
+               : weight == cut_weight::blocks ? 1
+                                              : static_cast<std::uint64_t>(rows_of(held, blocks));
     }
 };
 
@@ -86,7 +95,7 @@ struct alignas(16) collected_block {
     std::int32_t order = -1;
     std::int32_t rows = 0;
     std::uint64_t weight = 0;
-    std::uint64_t free_mass = 0; ///< that is dropped if it lies behind the cut
+    std::uint64_t free_mass = 0; ///< 0 where it has no free rows
 
     [[nodiscard]] UNIPREFILL_API constexpr block_rank rank() const noexcept { return {mass, order}; }
 };
@@ -118,7 +127,7 @@ struct open_keys {
 struct cut_result {
     block_rank at{};              ///< the block at the cut, of order -1: the cut lies between blocks
     std::int32_t rows_before = 0; ///< rows that count of the blocks before it
-    std::uint64_t mass_after = 0; ///< free mass of the blocks after it that have free rows
+    std::uint64_t mass_before = 0; ///< free mass of the blocks before it, and its own
 };
 
 /// The block at which the running sum of weights reaches @p need, among the first @p count collected ones:
@@ -127,12 +136,12 @@ UNIPREFILL_ANY_TEAM
 template <class Team>
 [[nodiscard]] UNIPREFILL_API cut_result cut_among(Team& team, std::int32_t count,
                                                   std::uint64_t need) noexcept {
-    const std::int32_t shares = team.shares(count);
+    const std::int32_t bits = team.share_bits(count);
+    const std::int32_t shares = 1 << bits;
     const std::int32_t share = team.near_rank() & (shares - 1);
-    const std::int32_t own = team.near_rank() / shares;
     UNIPREFILL_ONE_COPY
-    for (std::int32_t base = 0; base < count; base += team.near_size() / shares) {
-        const std::int32_t mine = base + own;
+    for (std::int32_t base = 0; base + (team.group_rank() >> bits) < count; base += team.near_size() >> bits) {
+        const std::int32_t mine = base + (team.near_rank() >> bits);
         const collected_block block = mine < count ? team.collected(mine) : collected_block{};
         tally sides;
         UNIPREFILL_ONE_COPY
@@ -141,11 +150,12 @@ template <class Team>
             const bool before = other.rank().before(block.rank());
             sides.mass += before ? other.weight : 0;
             sides.rows += before ? static_cast<std::uint32_t>(other.rows) : 0;
-            sides.after += before || i == mine ? 0 : other.free_mass;
+            sides.free += before ? other.free_mass : 0;
         }
-        team.sum_shares(sides, shares);
+        team.sum_shares(sides, bits);
         if (mine < count && share == 0 && sides.mass < need && sides.mass + block.weight >= need) {
-            team.tell(cut_result{block.rank(), static_cast<std::int32_t>(sides.rows), sides.after});
+            team.tell(cut_result{block.rank(), static_cast<std::int32_t>(sides.rows),
+                                 sides.free + block.free_mass});
         }
     }
     return team.told();
@@ -156,8 +166,9 @@ template <class Team>
 UNIPREFILL_ANY_TEAM
 template <class Team>
 [[nodiscard]] UNIPREFILL_API cut_result find_cut(Team& team, const segment_blocks& blocks,
-                                                 const cut_goal& goal) noexcept {
+                                                 held_blocks<Team>& held, const cut_goal& goal) noexcept {
     const bool sums = goal.weight != cut_weight::none;
+    const bool whole_scope = blocks.scope == mass_scope::all;
     open_keys open{0, std::uint64_t{1} << goal.mass_bits};
     if (!sums) {
         open = {goal.target, goal.target};
@@ -172,21 +183,20 @@ template <class Team>
         const bool counts = sums && blocks.count > Team::capacity;
         team.start_search(counts);
         if (counts) {
-            const auto digits =
-                key_digits<Team::digit_bits>::of(bit_length(open.end - open.low - 1));
+            const auto digits = key_digits<Team::digit_bits>::of(bit_length(open.end - open.low - 1));
             const std::int32_t length = bit_length(inside);
             const std::int32_t shift = length > 31 ? length - 31 : 0;
-            const std::uint64_t half = shift > 0 ? std::uint64_t{1} << (shift - 1) : 0;
-            each_block(team, blocks, [&](const seen_block& seen) {
-                const std::uint64_t key =
-                    open.key_of(goal.from_end ? 0 : seen.mass, seen.block, blocks);
-                if (goal.counts(seen) && key >= open.low && key < open.end) {
-                    const std::uint64_t weight =
-                        goal.weight == cut_weight::mass     ? (seen.mass + half) >> shift
-                        : goal.weight == cut_weight::blocks ? 1
-                                                            : static_cast<std::uint64_t>(
-                                                                  goal.rows_of(seen, blocks));
-                    team.add(digits.digit(key - open.low), static_cast<std::uint32_t>(weight));
+            const std::uint64_t half = (std::uint64_t{1} << shift) >> 1;
+            held.each(team, blocks, [&](const held_block& block) {
+                const std::uint64_t key = open.key_of(goal.from_end ? 0 : block.mass, block.block, blocks);
+                if (goal.counts(block, blocks) && key - open.low < open.end - open.low) {
+                    const std::uint32_t weight =
+                        goal.weight == cut_weight::mass
+                            ? static_cast<std::uint32_t>((block.mass + half) >> shift)
+                        : goal.weight == cut_weight::blocks
+                            ? 1
+                            : static_cast<std::uint32_t>(goal.rows_of(block, blocks));
+                    team.add(digits.digit(key - open.low), weight);
                 }
             });
             const std::uint64_t need = (goal.target - above + half) >> shift;
@@ -197,50 +207,76 @@ template <class Team>
             bin.end = open.end - bin.low < width ? open.end : bin.low + width;
         }
         tally mine;
-        each_block(team, blocks, [&](const seen_block& seen) {
-            if (goal.counts(seen)) {
-                const std::uint64_t mass = goal.from_end ? 0 : seen.mass;
-                const std::uint64_t key = bin.key_of(mass, seen.block, blocks);
-                const std::int32_t rows = goal.rows_of(seen, blocks);
-                const std::uint64_t weight = goal.weight == cut_weight::mass     ? seen.mass
-                                             : goal.weight == cut_weight::blocks ? 1
-                                                                                 : static_cast<std::uint64_t>(rows);
-                const std::uint64_t free_mass = seen.free_rows > 0 && !goal.from_end ? seen.free_mass : 0;
+        held.each(team, blocks, [&](const held_block& block) {
+            const std::uint64_t mass = goal.from_end ? 0 : block.mass;
+            const std::uint64_t key = bin.key_of(mass, block.block, blocks);
+            if (goal.counts(block, blocks) && key >= bin.low) {
+                const std::int32_t rows = goal.rows_of(block, blocks);
                 if (key >= bin.end) {
-                    mine.mass += weight;
+                    mine.mass += block.mass;
                     mine.rows += static_cast<std::uint32_t>(rows);
-                } else if (key >= bin.low && weight != 0) { // of no weight: no rows and no mass either
-                    mine.inside += weight;
                     mine.blocks += 1;
-                    team.collect(collected_block{mass, blocks.order(seen.block), rows, weight, free_mass});
+                    if (whole_scope && rows > 0) {
+                        mine.free += static_cast<std::uint64_t>(blocks.free_mass[block.block]);
+                    }
                 } else {
-                    mine.after += free_mass;
+                    const std::uint64_t weight = goal.weight_of(block, blocks);
+                    if (weight != 0) { // of no weight: no rows and no mass either
+                        mine.inside += 1;
+                        const std::uint64_t free = whole_scope ? static_cast<std::uint64_t>(
+                                                                     blocks.free_mass[block.block])
+                                                               : block.mass;
+                        team.collect(collected_block{mass, blocks.order(block.block), rows, weight,
+                                                     rows > 0 ? free : 0});
+                    }
                 }
             }
         });
-        const tally sides = team.combine_sides(mine);
-        const std::uint64_t reach = sides.mass + sides.inside;
+        tally sides = team.combine(mine, whole_scope);
+        sides.free = whole_scope ? sides.free : sides.mass;
         if (!sums) {
-            return {{}, static_cast<std::int32_t>(sides.rows), sides.after};
+            return {{}, static_cast<std::int32_t>(sides.rows), sides.free};
         }
-        if (sides.mass >= goal.target) {
+        const std::uint64_t before = goal.weight == cut_weight::mass     ? sides.mass
+                                     : goal.weight == cut_weight::blocks ? sides.blocks
+                                                                         : sides.rows;
+        if (before >= goal.target) {
             open.low = bin.end;
-            inside = sides.mass - above;
-        } else if (reach < goal.target) {
+            inside = before - above;
+            continue;
+        }
+        std::uint64_t reach = before; // with what is in the bin
+        if (static_cast<std::int32_t>(sides.inside) <= Team::capacity) {
+            const auto count = static_cast<std::int32_t>(sides.inside);
+            team.gather(count);
+            cut_result result = cut_among(team, count, goal.target - before);
+            if (result.at.order >= 0) {
+                result.rows_before += static_cast<std::int32_t>(sides.rows);
+                result.mass_before += sides.free;
+                return result;
+            }
+            UNIPREFILL_ONE_COPY
+            for (std::int32_t i = 0; i < count; ++i) {
+                reach += team.collected(i).weight;
+            }
+        } else {
+            tally in_bin;
+            held.each(team, blocks, [&](const held_block& block) {
+                const std::uint64_t key = bin.key_of(goal.from_end ? 0 : block.mass, block.block, blocks);
+                if (goal.counts(block, blocks) && key >= bin.low && key < bin.end) {
+                    in_bin.mass += goal.weight_of(block, blocks);
+                }
+            });
+            reach += team.combine(in_bin, false).mass;
+        }
+        if (reach < goal.target) {
             open.end = bin.low;
             inside -= reach - above;
             above = reach;
-        } else if (static_cast<std::int32_t>(sides.blocks) <= Team::capacity) {
-            const auto count = static_cast<std::int32_t>(sides.blocks);
-            team.gather(count);
-            cut_result result = cut_among(team, count, goal.target - sides.mass);
-            result.rows_before += static_cast<std::int32_t>(sides.rows);
-            result.mass_after += sides.after;
-            return result;
         } else {
             open = bin.end - bin.low == 1 && !bin.by_order ? open_keys::of_orders(bin.low, blocks.count) : bin;
-            above = sides.mass;
-            inside = sides.inside;
+            above = before;
+            inside = reach - before;
         }
     }
 }

@@ -38,25 +38,26 @@ struct row_range {
     [[nodiscard]] UNIPREFILL_API constexpr std::int32_t size() const noexcept { return end - begin; }
 };
 
-/// G, and how to divide by it where it is a power of two.
+/// G, and how to divide by it without a division: by a product with a fraction that is exact for all counts
+/// below 2^31 (Granlund and Montgomery, "Division by invariant integers using multiplication", 1994).
 struct block_size {
     std::int32_t rows = 1;
-    std::int32_t shift = 0; ///< -1: no power of two
+    std::int32_t shift = 31;
+    std::uint32_t fraction = std::uint32_t{1} << 31; ///< ceil(2^shift / rows)
 
     [[nodiscard]] static UNIPREFILL_API constexpr block_size of(std::int32_t rows) noexcept {
-        std::int32_t shift = 0;
-        while ((std::int32_t{1} << shift) < rows && shift < 30) {
-            ++shift;
+        std::int32_t length = 0;
+        while ((std::int64_t{1} << length) < rows) {
+            ++length;
         }
-        return {rows, (std::int32_t{1} << shift) == rows ? shift : -1};
-    }
-    /// How often four rows fit, a last part included, as a size of its own.
-    [[nodiscard]] static UNIPREFILL_API constexpr block_size of_fours(const block_size& block) noexcept {
-        return {(block.rows + 3) / 4, block.shift >= 2 ? block.shift - 2 : block.shift >= 0 ? 0 : -1};
+        const auto divisor = static_cast<std::uint64_t>(rows);
+        const std::uint64_t fraction = ((std::uint64_t{1} << (31 + length)) + divisor - 1) / divisor;
+        return {rows, 31 + length, static_cast<std::uint32_t>(fraction)};
     }
     /// Whole blocks in @p count rows.
     [[nodiscard]] UNIPREFILL_API constexpr std::int32_t whole(std::int32_t count) const noexcept {
-        return shift >= 0 ? count >> shift : count / rows;
+        return static_cast<std::int32_t>((std::uint64_t{static_cast<std::uint32_t>(count)} * fraction) >>
+                                         shift);
     }
     /// As num_blocks().
     [[nodiscard]] UNIPREFILL_API constexpr std::int32_t blocks(std::int32_t count) const noexcept {
@@ -235,6 +236,11 @@ struct segment_blocks {
     [[nodiscard]] UNIPREFILL_API row_range rows_of(std::int32_t block) const noexcept {
         const std::int32_t begin = rows.begin + block * block_rows;
         return {begin, rows.end - begin > block_rows ? begin + block_rows : rows.end};
+    }
+    /// Of a block's rows those that are neither sink nor tail; none of a block beyond the last.
+    [[nodiscard]] UNIPREFILL_API std::int32_t free_rows_outside_spans(std::int32_t block) const noexcept {
+        const std::int32_t begin = rows.begin + block * block_rows; // the free rows end with the segment's
+        return forced.count_outside_spans({begin, begin + block_rows});
     }
     [[nodiscard]] UNIPREFILL_API std::int32_t free_rows(std::int32_t block) const noexcept {
         return forced.count_free(rows_of(block));

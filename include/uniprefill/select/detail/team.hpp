@@ -9,8 +9,10 @@
 /// so the device's thread blocks and clusters run the very functions that tests run with a single thread on
 /// the host:
 /// * `rank()`, `size()`: this thread's number, and how many there are
-/// * `combine(tally)`: the tallies of all threads together, for each of them; `combine_sides(tally)` with
-///   those sums too that only a search has
+/// * `expect(numbers, count)`: says that the team is about to read them
+/// * `held_blocks`: how many of its blocks a thread keeps in registers
+/// * `combine(tally, with_free)`: the tallies of all threads together, for each of them; `free` only if asked
+///   for
 /// * `any(mine)`: whether a thread near this one says yes, for which `near_rank()` and `near_size()` count
 /// * `sync()`: waits for the others, whose writes to global memory can be seen then
 ///
@@ -22,9 +24,11 @@
 ///   for each thread; bin 0 where the weights don't reach
 /// * `collect(candidate)`, `capacity`: hands a block to everyone. Only the first `capacity` are kept.
 /// * `gather(count)`: after a combine(), makes collected blocks readable as `collected(i)`, i < count
-/// * `shares(count)`: how many neighbouring threads look at one of @p count collected blocks together;
-///   near_size() is a multiple. `sum_shares(sides, shares)`: what those found together, for each of them
-/// * `tell(result)` by one thread near this one, then `told()` by all
+/// * `share_bits(count)`: 2^bits neighbouring threads look at one of @p count collected blocks together;
+///   near_size() is a multiple. `sum_shares(sides, bits)`: what those found together, for each of them.
+///   `group_rank()`: the lowest near_rank() of those threads that have to do this in step
+/// * `tell(result)` by at most one thread near this one, then `told()` by all: what was told since the last
+///   start_search(), a result of order -1 if nothing was
 #pragma once
 
 #include <uniprefill/core/config.hpp>
@@ -58,17 +62,18 @@ struct tally {
     /// Sums of masses stop here: at or beyond 2^63 they are no masses any more.
     UNIPREFILL_HIDDEN static constexpr std::uint64_t full = std::uint64_t{1} << 63;
 
-    std::uint64_t mass = 0;   ///< combined by a sum that stops at `full`; of a search: weight before the bin
-    std::uint64_t inside = 0; ///< of a search: weight in the bin
-    std::uint64_t after = 0;  ///< of a search: free mass after the bin
+    std::uint64_t mass = 0;   ///< combined by a sum that stops at `full`, like all sums of masses
+    std::uint64_t free = 0;   ///< mass of rows that may be dropped
     std::uint32_t rows = 0;
     std::uint32_t blocks = 0;
-    std::uint32_t bits = 0; ///< combined by maximum
+    std::uint32_t inside = 0; ///< blocks among which the cut may lie
+    std::uint32_t bits = 0;   ///< combined by maximum
 
-    /// Adds to the mass; neither number is above `full`.
-    UNIPREFILL_API constexpr void add_mass(std::uint64_t more) noexcept {
-        const std::uint64_t sum = mass + more;
-        mass = ((mass | more | sum) >> 63) != 0 ? full : sum;
+    /// Two masses together.
+    [[nodiscard]] UNIPREFILL_API static constexpr std::uint64_t sum_of(std::uint64_t a,
+                                                                       std::uint64_t b) noexcept {
+        const std::uint64_t sum = a + b;
+        return ((a | b | sum) >> 63) != 0 ? full : sum;
     }
 };
 

@@ -90,7 +90,11 @@ class team_decision {
         , request_(request_of_segment(step.batch, segment))
         , options_(step.batch.options_of(request_))
         , rule_(rules[request_])
-        , rows_(rows_of_segment(step.batch, segment)) {}
+        , fault_(step.faults[segment])
+        , rows_(rows_of_segment(step.batch, segment)) {
+        held_.load(team, step.free_mass + step.block.offset(segment, rows_.begin),
+                   step.block.blocks(rows_.size()));
+    }
 
     /// The same verdict for every thread.
     UNIPREFILL_ANY_TEAM
@@ -127,7 +131,10 @@ class team_decision {
             keep_latest();
         } else if (verdict_.reason == keep_reason::selected) {
             keep_ranked();
+        } else {
+            return;
         }
+        search();
     }
 
     [[nodiscard]] UNIPREFILL_API std::int32_t num_forced() const noexcept {
@@ -175,21 +182,28 @@ class team_decision {
 
     UNIPREFILL_ANY_TEAM
     UNIPREFILL_API void count() noexcept {
+        const bool whole_scope = blocks_.scope == mass_scope::all;
         tally mine;
         std::uint64_t bits = 0;
-        each_block(team_, blocks_, [&](const seen_block& block) {
-            if (block.is_candidate) {
+        held_.make(team_, blocks_);
+        held_.each(team_, blocks_, [&](const held_block& block) {
+            if (block.free_rows >= 0) {
                 mine.rows += static_cast<std::uint32_t>(block.free_rows);
                 mine.blocks += 1;
-                mine.add_mass(block.mass);
+                mine.mass = tally::sum_of(mine.mass, block.mass);
                 bits |= block.mass;
+                if (whole_scope && block.free_rows > 0) {
+                    mine.free = tally::sum_of(
+                        mine.free, static_cast<std::uint64_t>(blocks_.free_mass[block.block]));
+                }
             }
         });
         mine.bits = static_cast<std::uint32_t>(bit_length(bits));
-        const tally all = team_.combine(mine);
+        const tally all = team_.combine(mine, whole_scope);
         free_rows_ = static_cast<std::int32_t>(all.rows);
         candidates_ = static_cast<std::int32_t>(all.blocks);
         total_ = all.mass;
+        goal_.free_mass = whole_scope ? all.free : all.mass;
         goal_.mass_bits = static_cast<std::int32_t>(all.bits);
     }
 
@@ -200,7 +214,7 @@ class team_decision {
         if (doubt != keep_reason::selected) {
             return doubt;
         }
-        if (const keep_reason fault = reason_of_fault(step_.faults[segment_]); is_fault(fault)) {
+        if (const keep_reason fault = reason_of_fault(fault_); is_fault(fault)) {
             return fault;
         }
         return total_ >= tally::full ? keep_reason::overflow
@@ -220,7 +234,6 @@ class team_decision {
         goal_.weight = too_many ? cut_weight::forced_rows : cut_weight::free_rows;
         goal_.whole = static_cast<std::uint64_t>(rows_.size());
         goal_.target = static_cast<std::uint64_t>(too_many ? places : places - num_forced());
-        search();
     }
 
     UNIPREFILL_ANY_TEAM
@@ -231,7 +244,6 @@ class team_decision {
         if (!rule_decides_) {
             aim_at_rows(wanted);
         }
-        search();
     }
 
     /// Aims at the free rows that stay where the rule's blocks hold @p wanted.
@@ -257,7 +269,7 @@ class team_decision {
             if (goal_.target == 0) {
                 return; // from the end: forced rows alone
             }
-            const cut_result cut = find_cut(team_, blocks_, goal_);
+            const cut_result cut = find_cut(team_, blocks_, held_, goal_);
             if (seeks_heaviest_) {
                 seeks_heaviest_ = false;
                 goal_.weight = cut_weight::none;
@@ -291,7 +303,7 @@ class team_decision {
     UNIPREFILL_API void keep_down_to(const cut_result& cut, std::int32_t block, std::int32_t free_rows,
                                      std::int32_t cut_rows) noexcept {
         verdict_.form = keep_form::ranked;
-        verdict_.dropped_mass = static_cast<std::int64_t>(cut.mass_after);
+        verdict_.dropped_mass = static_cast<std::int64_t>(goal_.free_mass - cut.mass_before);
         if (block < 0) { // every block of at least some mass
             verdict_.cut_mass =
                 goal_.target < tally::full ? static_cast<std::int64_t>(goal_.target) : INT64_MAX;
@@ -343,7 +355,7 @@ class team_decision {
                 mine.rows += static_cast<std::uint32_t>(blocks_.free_rows(
                     blocks_.ties == tie_order::lower_block_first ? order : blocks_.count - 1 - order));
             }
-            wanted = static_cast<std::int32_t>(team_.combine(mine).rows);
+            wanted = static_cast<std::int32_t>(team_.combine(mine, false).rows);
             return false;
         }
     }
@@ -355,8 +367,10 @@ class team_decision {
     std::int32_t request_;
     request_options options_;
     Rule rule_;
+    std::int64_t fault_;
     row_range rows_;
     segment_blocks blocks_{};
+    held_blocks<Team> held_;
     segment_verdict verdict_{};
     std::int32_t free_rows_ = 0;
     std::int32_t candidates_ = 0;
