@@ -3,9 +3,9 @@
 
 // The CUDA selector alone, beside what sorting the same masses takes (CUB) and what a launch costs at all.
 //
-// Time: microseconds of one call among 200 in a graph, everything in L2. "flushed_us": the median of single calls
-// after 256 MiB were overwritten, between two events; the events' own cost is in it, and in the empty kernel's as
-// well.
+// Time: microseconds of one call among 200 in a graph, everything in L2. "flushed_us": the median of single
+// calls after 256 MiB were overwritten, between two events; the events' own cost is in it, and in the empty
+// kernel's as well.
 
 #include "../support/device_timer.cuh"
 
@@ -301,6 +301,9 @@ int main(int argc, char** argv) {
             add_select(what, "fixed_budget", rule::fixed_budget(half(what)), device, "automatic", {});
             for (const launch_count launches : {launch_count::one, launch_count::two}) {
                 for (const std::int32_t cluster : {1, 2, 4, 8}) {
+                    if (launches == launch_count::one && cluster > 1) {
+                        continue; // clusters are for two launches
+                    }
                     up::cuda_selector_options how;
                     how.cluster_ctas = cluster;
                     how.launches = launches;

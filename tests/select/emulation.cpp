@@ -49,8 +49,8 @@ void check_alike(step& what, const std::vector<Rule>& rules, const decision& wan
         INFO("segment " << s);
         REQUIRE(detail::segment_is_in_order(view.batch, s));
         Team team;
-        const detail::segment_verdict verdict =
-            detail::team_decision<Team, Rule>(team, view, rules.data(), buffers, s).run();
+        detail::team_decision<Team, Rule> decision(team, view, rules.data(), buffers, s);
+        const detail::segment_verdict verdict = decision.run();
         const up::segment_outcome came = verdict.outcome(what.rows_of(s));
         const up::segment_outcome& told = wanted.outcome(s);
         REQUIRE(up::to_string(came.reason) == std::string(up::to_string(told.reason)));
@@ -87,6 +87,8 @@ void check_alike(step& what, const std::vector<Rule>& rules, const decision& wan
             }
             REQUIRE(kept == fate.kept());
             next += kept;
+            REQUIRE(decision.kept_before(b + 1) ==
+                    static_cast<std::uint32_t>(next - wanted.out.cu_segments[s]));
         }
     }
     REQUIRE(wanted.out.cu_segments[what.num_segments()] == next);

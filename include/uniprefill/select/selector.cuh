@@ -22,7 +22,8 @@ struct cuda_selector_options {
         two,       ///< one that decides, one that writes
     };
     launch_count launches = launch_count::automatic;
-    std::int32_t cluster_ctas = 0; ///< thread blocks that decide together: 1, 2, 4 or 8; 0: by size
+    /// Thread blocks that decide together where there are two launches: 1, 2, 4 or 8; 0: by size.
+    std::int32_t cluster_ctas = 0;
 };
 
 /// On CUDA devices: the same keep sets, row maps, counts and outcomes as the host backend, bit for bit.
@@ -33,12 +34,12 @@ struct cuda_selector_options {
 /// `num_requests`, `num_segments` and `num_rows`, the last an upper bound of the rows that `cu_seqlens`
 /// tells.
 ///
-/// Small steps take one launch: one segment of any size; up to 8 segments of about 128 blocks each; with
-/// clusters, which compute capability 9.0 has, up to 16 of any size. All others take two. Nothing is sorted:
-/// a histogram of all masses tells the few blocks among which the cut lies, and pivots tell which of them it
-/// is (segments of up to 128 blocks need only the pivots). A rule of one's own takes two launches, gets its
-/// masses sorted, and must have `keep_count()` and `exact_rows()` that the device can call (mark them
-/// `__host__ __device__`).
+/// One or two segments of up to 4,096 blocks together take one launch, in which every thread block decides
+/// them for itself; others take two, of which the first decides each segment once: small ones by a thread
+/// block each, large ones by clusters where there are any (compute capability 9.0). Nothing is sorted: a
+/// histogram of all masses tells the few blocks among which the cut lies, and comparing each of these with
+/// each tells which of them it is. A rule of one's own takes two launches, gets its masses sorted, and must
+/// have `keep_count()` and `exact_rows()` that the device can call (mark them `__host__ __device__`).
 ///
 /// **What only the host can refuse.** On the device a segment is kept whole with the fault `invalid` where
 /// its rule, its tag, its request's options or its forced spans make no sense (of a rule of one's own the

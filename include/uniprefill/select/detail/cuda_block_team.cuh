@@ -18,7 +18,8 @@ namespace detail {
 /// What a block_team shares.
 template <std::int32_t Threads>
 struct block_team_memory {
-    UNIPREFILL_HIDDEN static constexpr std::int32_t bins = 4 * Threads;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t bins = Threads < 256 ? 512 : 2048;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t bins_of_group = bins / 32;
     UNIPREFILL_HIDDEN static constexpr std::int32_t capacity = 128;
     UNIPREFILL_HIDDEN static constexpr std::int32_t words = 12; ///< of a tally
     UNIPREFILL_HIDDEN static constexpr std::int32_t bits_word = 9;
@@ -31,7 +32,7 @@ struct block_team_memory {
     std::uint64_t of_block[2];
     std::uint32_t sums[3][words];
     std::uint32_t of_warps[32];
-    std::uint32_t of_groups[bins / 32];
+    std::uint32_t of_groups[32];
     std::uint32_t num_collected;
     std::uint32_t digit;
     cut_result told;
@@ -40,18 +41,15 @@ struct block_team_memory {
 /// A thread block of @p Threads threads; if @p Clustered, all thread blocks of a cluster when they wish.
 template <std::int32_t Threads, bool Clustered>
 class block_team {
-    static_assert(Threads >= 128 && Threads <= 1024 && (Threads & (Threads - 1)) == 0);
+    static_assert(Threads >= 128 && Threads <= 512 && (Threads & (Threads - 1)) == 0);
 
   public:
     using memory = block_team_memory<Threads>;
-    static_assert(!Clustered || memory::bins <= 32 * 32, "a lane for each group");
     UNIPREFILL_HIDDEN static constexpr bool is_clustered = Clustered;
     UNIPREFILL_HIDDEN static constexpr std::int32_t capacity = memory::capacity;
-    UNIPREFILL_HIDDEN static constexpr std::int32_t held_blocks = 8;
-    UNIPREFILL_HIDDEN static constexpr std::int32_t digit_bits = Threads == 128   ? 9
-                                                                 : Threads == 256 ? 10
-                                                                 : Threads == 512 ? 11
-                                                                                  : 12;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t held_blocks = Threads < 256 ? 1 : Threads == 256 ? 8 : 4;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t digit_bits = Threads < 256 ? 9 : 11;
+    static_assert(memory::bins == 1 << digit_bits && memory::bins % (4 * Threads) == 0);
 
     /// One for a kernel, after clear(): it remembers which shared memory comes next.
     __device__ UNIPREFILL_HIDDEN explicit block_team(memory& shared)
@@ -61,7 +59,7 @@ class block_team {
     /// Empties everything. Other threads may use it after the next __syncthreads().
     __device__ UNIPREFILL_HIDDEN static void clear(memory& shared) {
         const auto thread = static_cast<std::int32_t>(threadIdx.x);
-        shared.counts[thread] = uint4{};
+        clear_bins(shared);
         if (thread < 3 * memory::words) {
             (&shared.sums[0][0])[thread] = 0;
         }
@@ -172,6 +170,13 @@ class block_team {
         arrive_at_cluster();
         return rows;
     }
+    /// Waits for the cluster if there is one.
+    __device__ UNIPREFILL_HIDDEN void sync_cluster() const {
+        if constexpr (Clustered) {
+            arrive_at_cluster();
+            wait_for_cluster();
+        }
+    }
     /// Waits until nobody reads this thread block's shared memory any more.
     __device__ UNIPREFILL_HIDDEN void leave() const {
         if constexpr (Clustered) {
@@ -179,14 +184,11 @@ class block_team {
         }
     }
 
-    /// Whatever was read of the search before, a barrier of the thread block came after it.
     __device__ UNIPREFILL_HIDDEN void start_search(bool counts) {
         if (searched_) {
-            if (ctas() > 1) { // others may still read the collection
-                sync();
-            }
+            sync(); // others may still read what the last search told
             if (counted_) {
-                shared_.counts[threadIdx.x] = uint4{};
+                clear_bins(shared_);
             }
             if (threadIdx.x == 0) {
                 shared_.num_collected = 0;
@@ -203,21 +205,35 @@ class block_team {
     /// Bins go to threads from the highest down.
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN found_bin find(std::uint32_t need) {
         __syncthreads();
-        if (ctas() > 1) {
-            return find_together(need);
+        if constexpr (Clustered) {
+            if (ctas() > 1) {
+                return find_together(need);
+            }
         }
-        const std::int32_t four = Threads - 1 - near_rank();
-        const uint4 mine = shared_.counts[four];
-        const std::uint32_t here = mine.x + mine.y + mine.z + mine.w;
+        const std::int32_t highest = memory::bins / 4 - 1 - near_rank() * fours;
+        uint4 mine[fours];
+        std::uint32_t here = 0;
+#pragma unroll
+        for (std::int32_t i = 0; i < fours; ++i) {
+            mine[i] = shared_.counts[highest - i];
+            here += mine[i].x + mine[i].y + mine[i].z + mine[i].w;
+        }
         std::uint32_t all = 0;
         const std::uint32_t sum = block_prefix<Threads>(here, shared_.of_warps, all);
-        std::uint32_t above = sum - here;
-        if (above < need && (sum >= need || near_rank() == Threads - 1)) {
+        std::uint32_t reach = sum - here;
+        if (reach < need && (sum >= need || near_rank() == Threads - 1)) {
             std::int32_t skipped = 0;
-            skipped += above + mine.w < need ? 1 : 0;
-            skipped += above + mine.w + mine.z < need ? 1 : 0;
-            skipped += above + mine.w + mine.z + mine.y < need ? 1 : 0;
-            shared_.digit = static_cast<std::uint32_t>(4 * four + 3 - skipped);
+#pragma unroll
+            for (std::int32_t i = 0; i < fours; ++i) {
+                const std::uint32_t falling[4] = {mine[i].w, mine[i].z, mine[i].y, mine[i].x};
+#pragma unroll
+                for (std::uint32_t weight : falling) {
+                    reach += weight;
+                    skipped += reach < need ? 1 : 0;
+                }
+            }
+            const std::int32_t most = 4 * fours - 1;
+            shared_.digit = static_cast<std::uint32_t>(4 * highest + 3 - (skipped < most ? skipped : most));
         }
         __syncthreads();
         return {shared_.digit};
@@ -237,9 +253,9 @@ class block_team {
             std::int32_t counts[8];
 #pragma unroll
             for (std::int32_t cta = 0; cta < 8; ++cta) {
-                counts[cta] = cta < ctas() ? static_cast<std::int32_t>(
-                                                load_from_cluster(&shared_.num_collected, cta))
-                                          : 0;
+                counts[cta] = cta < ctas()
+                                  ? static_cast<std::int32_t>(load_from_cluster(&shared_.num_collected, cta))
+                                  : 0;
             }
             std::int32_t owner = 0;
             std::int32_t i = near_rank();
@@ -262,7 +278,8 @@ class block_team {
     }
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::int32_t share_bits(std::int32_t count) {
         constexpr std::int32_t most = 3; // more take longer to sum up
-        const std::int32_t fit = digit_bits - 2 - bit_length(static_cast<std::uint32_t>(count - 1));
+        constexpr std::int32_t of_threads = Threads == 128 ? 7 : Threads == 256 ? 8 : 9;
+        const std::int32_t fit = of_threads - bit_length(static_cast<std::uint32_t>(count - 1));
         return fit < most ? fit : most;
     }
     __device__ UNIPREFILL_HIDDEN static void sum_shares(tally& sides, std::int32_t bits) {
@@ -277,14 +294,18 @@ class block_team {
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::int32_t group_rank() {
         return static_cast<std::int32_t>(threadIdx.x & ~31u);
     }
-    __device__ UNIPREFILL_HIDDEN void tell(const cut_result& result) { shared_.told = result; }
+    __device__ UNIPREFILL_HIDDEN void tell(const cut_result& result) {
+        shared_.told = result;
+    }
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN cut_result told() const {
         __syncthreads();
         return shared_.told;
     }
 
   private:
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t ctas() const { return Clustered ? ctas_ : 1; }
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t ctas() const {
+        return Clustered ? ctas_ : 1;
+    }
     /// What thread blocks have at @p word together.
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t sum_in_cluster(const std::uint32_t* word) const {
         std::uint32_t sum = 0;
@@ -298,26 +319,43 @@ class block_team {
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN found_bin find_together(std::uint32_t need) {
         const auto* counts = reinterpret_cast<const std::uint32_t*>(shared_.counts);
         const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
+        constexpr std::int32_t each = memory::bins_of_group / 32;
 #pragma unroll
-        for (auto group = static_cast<std::int32_t>(threadIdx.x / 32); group < memory::bins / 32;
-             group += Threads / 32) {
-            const std::uint32_t sum = __reduce_add_sync(~0u, counts[32 * group + lane]);
+        for (auto group = static_cast<std::int32_t>(threadIdx.x / 32); group < 32; group += Threads / 32) {
+            std::uint32_t here = 0;
+#pragma unroll
+            for (std::int32_t i = 0; i < each; ++i) {
+                here += counts[memory::bins_of_group * group + 32 * i + lane];
+            }
+            const std::uint32_t sum = __reduce_add_sync(~0u, here);
             if (lane == 0) {
                 shared_.of_groups[group] = sum;
             }
         }
         sync();
         if (threadIdx.x < 32) {
-            constexpr std::int32_t last = memory::bins / 32 - 1;
-            const std::uint32_t of_group = lane <= last ? sum_in_cluster(&shared_.of_groups[last - lane]) : 0;
+            const std::uint32_t of_group = sum_in_cluster(&shared_.of_groups[31 - lane]);
             const std::uint32_t sums = warp_prefix(of_group);
-            const std::int32_t owner = first_lane(lane == last || sums >= need);
-            const std::uint32_t above = __shfl_sync(~0u, sums - of_group, owner);
-            const std::int32_t highest = 32 * (last - owner) + 31;
-            const std::uint32_t reach = above + warp_prefix(sum_in_cluster(&counts[highest - lane]));
-            const std::int32_t skipped = first_lane(lane == 31 || reach >= need);
-            if (lane == 0) {
-                shared_.digit = static_cast<std::uint32_t>(highest - skipped);
+            const std::int32_t owner = first_lane(lane == 31 || sums >= need);
+            std::uint32_t reach = __shfl_sync(~0u, sums - of_group, owner);
+            std::int32_t bin = memory::bins_of_group * (31 - owner) + memory::bins_of_group - 1 - each * lane;
+            std::uint32_t weights[each];
+            std::uint32_t here = 0;
+#pragma unroll
+            for (std::int32_t i = 0; i < each; ++i) {
+                weights[i] = sum_in_cluster(&counts[bin - i]);
+                here += weights[i];
+            }
+            reach += warp_prefix(here);
+            const bool mine = first_lane(lane == 31 || reach >= need) == lane;
+            reach -= here;
+            if (mine) {
+#pragma unroll
+                for (std::int32_t i = 0; i < each - 1; ++i) {
+                    reach += weights[i];
+                    bin -= reach < need ? 1 : 0;
+                }
+                shared_.digit = static_cast<std::uint32_t>(bin);
             }
         }
         __syncthreads();
@@ -338,15 +376,22 @@ class block_team {
         all.bits = static_cast<std::uint32_t>(sums[memory::bits_word]);
         return all;
     }
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::uint64_t mass_of(std::uint64_t low,
-                                                                            std::uint64_t middle,
-                                                                            std::uint64_t high) {
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::uint64_t
+    mass_of(std::uint64_t low, std::uint64_t middle, std::uint64_t high) {
         middle += low >> 22;
         high += middle >> 22;
         return high >= std::uint64_t{1} << 19 ? tally::full
                                               : (high << 44) | ((middle & limb) << 22) | (low & limb);
     }
 
+    __device__ UNIPREFILL_HIDDEN static void clear_bins(memory& shared) {
+#pragma unroll
+        for (std::int32_t i = 0; i < fours; ++i) {
+            shared.counts[threadIdx.x + static_cast<unsigned>(i * Threads)] = uint4{};
+        }
+    }
+
+    UNIPREFILL_HIDDEN static constexpr std::int32_t fours = memory::bins / (4 * Threads);
     UNIPREFILL_HIDDEN static constexpr std::uint32_t limb = (1u << 22) - 1;
 
     memory& shared_;

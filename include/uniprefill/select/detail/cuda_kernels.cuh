@@ -14,8 +14,11 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
-/// Threads of the thread blocks that decide large segments, and that write.
-inline constexpr std::int32_t select_threads = 256;
+/// Threads of the thread blocks that do everything at once: the fewer, the sooner is done what all of them do
+/// alike.
+inline constexpr std::int32_t at_once_threads = 256;
+/// Threads of those that only decide, or only write.
+inline constexpr std::int32_t select_threads = 512;
 /// Threads of those that decide small ones: as many as collect every block of a segment.
 inline constexpr std::int32_t small_select_threads = 128;
 
@@ -35,40 +38,46 @@ struct selector_call {
     segment_verdict* verdicts = nullptr; ///< [num_segments], not used at once
 };
 
-template <class Team>
 struct at_once_memory {
-    writer_memory<Team> work; // its team decides
-    segment_verdict verdicts[max_segments_at_once];
-    static_assert(sizeof(work) + sizeof(verdicts) <= 48 * 1024,
-                  "more needs a permission for each function and device");
-};
+    using team = block_team<at_once_threads, false>;
 
-/// Every cluster decides all segments for itself, then writes its own stretch of rows. No thread block waits
-/// for one of another cluster.
-template <class Rule, bool Clustered>
-__global__ UNIPREFILL_HIDDEN void __launch_bounds__(select_threads, 1)
+    writer_memory<team> work; // its team decides
+    segment_verdict verdicts[max_segments_at_once];
+};
+static_assert(sizeof(at_once_memory) <= 48 * 1024, "more needs a permission for each function and device");
+
+/// Every thread block decides all segments for itself, then writes its own stretch of rows. None waits for
+/// another.
+template <class Rule>
+__global__ UNIPREFILL_HIDDEN void __launch_bounds__(at_once_threads, 1)
     select_at_once(const __grid_constant__ selector_call<Rule> call) {
-    using team_type = block_team<select_threads, Clustered>;
-    alignas(16) __shared__ unsigned char storage[sizeof(at_once_memory<team_type>)];
-    auto& memory = *reinterpret_cast<at_once_memory<team_type>*>(storage);
+    using team_type = at_once_memory::team;
+    alignas(16) __shared__ unsigned char storage[sizeof(at_once_memory)];
+    auto& memory = *reinterpret_cast<at_once_memory*>(storage);
     team_type::clear(memory.work.team);
-    row_writer<team_type>::clear(memory.work);
+    __syncthreads();
     let_next_kernel_start();
-    team_type team(memory.work.team);
-    team.together();
-    team.sync(); // all must have started before anybody looks at another's shared memory
     wait_for_previous_kernel();
+    team_type team(memory.work.team);
+    row_writer<team_type> writer(call.step, call.out, memory.verdicts, memory.work);
+    tally mine;
+    std::int32_t segment = 0;
 #pragma unroll 1
     for (std::int32_t s = 0; s < call.step.batch.num_segments; ++s) {
-        const segment_verdict verdict =
-            team_decision<team_type, Rule>(team, call.step, call.rules, call.buffers, s).run();
+        team_decision<team_type, Rule> decision(team, call.step, call.rules, call.buffers, s);
+        const segment_verdict verdict = decision.run();
+        if (s == 0) {
+            writer.find_stretch();
+        }
+        mine.rows += decision.kept_before(writer.blocks_before_cluster(s));
+        segment = writer.blocks_before(s) >= 0 ? s : segment;
         if (threadIdx.x == 0) {
             memory.verdicts[s] = verdict;
+            mine.blocks += static_cast<std::uint32_t>(verdict.kept);
         }
     }
-    team.alone();
-    __syncthreads();
-    row_writer<team_type>(call.step, call.out, memory.verdicts, memory.work).run(team);
+    mine.bits = writer.find_disorder();
+    writer.run(team, mine, segment);
 }
 
 /// Decides all segments, each once: large ones by clusters where there are any.
@@ -100,10 +109,7 @@ __global__ UNIPREFILL_HIDDEN void __launch_bounds__(Threads)
                 }
             }
         }
-        if constexpr (Clustered) { // nobody leaves, or goes on alone, while others look at its shared memory
-            arrive_at_cluster();
-            wait_for_cluster();
-        }
+        team.sync_cluster(); // nobody leaves, or goes on alone, while others look at its shared memory
         team.alone();
     }
 }
@@ -122,7 +128,10 @@ __global__ UNIPREFILL_HIDDEN void __launch_bounds__(select_threads)
     let_next_kernel_start();
     wait_for_previous_kernel();
     team_type team(memory.team);
-    row_writer<team_type>(step, out, verdicts, memory).run(team);
+    row_writer<team_type> writer(step, out, verdicts, memory);
+    std::int32_t segment = 0;
+    const tally mine = writer.count_kept(team, segment);
+    writer.run(team, mine, segment);
 }
 
 } // namespace detail

@@ -30,14 +30,16 @@ struct select_plan {
         using launch_count = cuda_selector_options::launch_count;
         select_plan made;
         const std::int64_t average = blocks / (segments > 0 ? segments : 1);
-        made.cluster = options.cluster_ctas > 0 ? options.cluster_ctas : average > 4096 ? 8 : 1;
+        made.at_once = !sorts && segments <= max_segments_at_once && options.launches != launch_count::two &&
+                       (options.launches == launch_count::one || (segments <= 2 && blocks <= 4096));
         const std::int32_t ctas = device.ctas(1);
-        while (made.cluster > (device.compute_capability >= 90 ? ctas : 1)) {
+        // Eight thread blocks that have to wait for each other take longer for some thousand blocks than one.
+        if (!made.at_once && !sorts) {
+            made.cluster = options.cluster_ctas > 0 ? options.cluster_ctas : average > 4096 ? 8 : 1;
+        }
+        while (made.cluster > 1 && made.cluster > (device.compute_capability >= 90 ? ctas : 1)) {
             made.cluster /= 2;
         }
-        made.cluster = made.cluster > 0 ? made.cluster : 1;
-        made.at_once = !sorts && segments <= max_segments_at_once && options.launches != launch_count::two &&
-                       (options.launches == launch_count::one || (segments <= 4 && blocks <= 65536));
         made.small = !sorts && average <= small_select_threads + 1;
         const auto whole_clusters = [&](std::int64_t wanted, std::int32_t most) {
             const std::int64_t clusters = (most < wanted ? most : wanted) / made.cluster;
@@ -165,26 +167,23 @@ UNIPREFILL_HOST_API status block_selector<Rule, backend::cuda>::run(
     constexpr std::int32_t threads = detail::select_threads;
     bool written = false;
     if constexpr (sorts) {
-        UNIPREFILL_TRY(launch(&detail::decide_segments<Rule, threads, false>, 1, plan.deciding, threads, call));
-    } else {
+        UNIPREFILL_TRY(
+            launch(&detail::decide_segments<Rule, threads, false>, 1, plan.deciding, threads, call));
+    } else if (plan.at_once) {
+        UNIPREFILL_TRY(launch(&detail::select_at_once<Rule>, 1, plan.grid, detail::at_once_threads, call));
+        written = true;
+    } else if (plan.small) {
         constexpr std::int32_t few = detail::small_select_threads;
-        if (plan.at_once) {
-            UNIPREFILL_TRY(launch(plan.cluster > 1 ? &detail::select_at_once<Rule, true>
-                                                   : &detail::select_at_once<Rule, false>,
-                                  plan.cluster, plan.grid, threads, call));
-            written = true;
-        } else if (plan.small) {
-            UNIPREFILL_TRY(launch(&detail::decide_segments<Rule, few, false>, 1, plan.deciding, few, call));
-        } else {
-            UNIPREFILL_TRY(launch(plan.cluster > 1 ? &detail::decide_segments<Rule, threads, true>
-                                                   : &detail::decide_segments<Rule, threads, false>,
-                                  plan.cluster, plan.deciding, threads, call));
-        }
+        UNIPREFILL_TRY(launch(&detail::decide_segments<Rule, few, false>, 1, plan.deciding, few, call));
+    } else {
+        UNIPREFILL_TRY(launch(plan.cluster > 1 ? &detail::decide_segments<Rule, threads, true>
+                                               : &detail::decide_segments<Rule, threads, false>,
+                              plan.cluster, plan.deciding, threads, call));
     }
     if (!written) {
-        UNIPREFILL_TRY(launch(plan.cluster > 1 ? &detail::write_selection<true>
-                                               : &detail::write_selection<false>,
-                              plan.cluster, plan.grid, threads, call.step, call.out, buffers.verdicts));
+        UNIPREFILL_TRY(
+            launch(plan.cluster > 1 ? &detail::write_selection<true> : &detail::write_selection<false>,
+                   plan.cluster, plan.grid, threads, call.step, call.out, buffers.verdicts));
     }
     out.identity = false;
     out.num_requests = batch.num_requests;

@@ -43,7 +43,6 @@ template <class Team>
 struct writer_memory {
     UNIPREFILL_HIDDEN static constexpr std::int32_t threads = Team::near_size();
 
-
     union {
         typename Team::memory team;
         block_place places[threads];
@@ -51,7 +50,7 @@ struct writer_memory {
     std::uint32_t sums[32];
     std::int32_t segments[2]; ///< of the first block of the cluster, and of this thread block
 
-    static_assert(sizeof(block_place) <= sizeof(uint4), "as many as there are fours of bins");
+    static_assert(sizeof(block_place[threads]) <= sizeof(Team::memory::counts));
 };
 
 /// Writes the rows of a selection. Made once in a kernel, by every thread.
@@ -70,58 +69,91 @@ class row_writer {
         , thread_of_grid_(std::int64_t{blockIdx.x} * threads + threadIdx.x)
         , threads_of_grid_(std::int64_t{gridDim.x} * threads) {}
 
-    /// Call this, and then __syncthreads(), before run().
+    /// To be called once before all others, where there are segments.
+    __device__ UNIPREFILL_HIDDEN void find_stretch() {
+        const std::int32_t last = step_.batch.num_segments - 1;
+        const row_range rows = rows_of_segment(step_.batch, last);
+        end_row_ = rows.end;
+        blocks_ = step_.block.offset(last, rows.begin) + step_.block.blocks(rows.size());
+        const std::int64_t words = (blocks_ + 31) / 32;
+        const auto first_of = [&](std::int64_t cta) {
+            const std::int64_t word = cta * out_.words_of_cta;
+            return 32 * (word < words ? word : words);
+        };
+        begin_ = first_of(blockIdx.x);
+        end_ = first_of(std::int64_t{blockIdx.x} + 1);
+        first_ = first_of(static_cast<std::int32_t>(blockIdx.x) - rank_in_cluster());
+    }
+
+    /// Call this, and then __syncthreads(), before count_kept().
     __device__ UNIPREFILL_HIDDEN static void clear(writer_memory<Team>& memory) {
         if (threadIdx.x == 0) { // segments in no order may leave them as they are
             memory.segments[0] = memory.segments[1] = 0;
         }
     }
 
-    /// @p team: the thread block's, alone. Reads the verdicts of all segments.
-    __device__ UNIPREFILL_HIDDEN void run(Team& team) {
-        const batch_view& batch = step_.batch;
-        const std::int32_t last = batch.num_segments - 1;
-        const row_range last_rows = last >= 0 ? rows_of_segment(batch, last) : row_range{};
-        const std::int64_t blocks =
-            last >= 0 ? step_.block.offset(last, last_rows.begin) + step_.block.blocks(last_rows.size()) : 0;
-        const std::int64_t words = (blocks + 31) / 32;
-        const auto first_word = [&](std::int64_t cta) {
-            return cta * out_.words_of_cta < words ? cta * out_.words_of_cta : words;
-        };
-        const std::int64_t begin = 32 * first_word(blockIdx.x);
-        const std::int64_t end = 32 * first_word(std::int64_t{blockIdx.x} + 1);
-
-        // Kept rows before this cluster's blocks: of earlier segments, and of the segment that the first of
-        // these blocks belongs to, by shares of the cluster's threads. Kept rows of all segments, and of this
-        // thread block's own blocks. Whether segments are in order; if not, the numbers don't matter.
-        tally mine;
-        if (last >= 0) {
-            const std::int64_t first =
-                32 * first_word(static_cast<std::int32_t>(blockIdx.x) - rank_in_cluster());
-            const bool leads = rank_in_cluster() == 0;
+    /// Where a segment lies from the first block of this cluster, and of this thread block.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int64_t
+    blocks_before_cluster(std::int32_t segment) const {
+        return first_ - step_.block.offset(segment, step_.batch.segment_begin(segment));
+    }
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int64_t blocks_before(std::int32_t segment) const {
+        return begin_ - step_.block.offset(segment, step_.batch.segment_begin(segment));
+    }
+    /// Whether this thread's share of the segments is in order, 0 or 1.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t find_disorder() const {
+        std::uint32_t found = 0;
+        // From the last thread on: the first ones have more to do.
 #pragma unroll 1
-            for (std::int32_t s = thread_; s < batch.num_segments; s += threads) {
-                const std::int64_t from = step_.block.offset(s, batch.segment_begin(s));
-                const std::int64_t to =
-                    s < last ? step_.block.offset(s + 1, batch.segment_begin(s + 1)) : INT64_MAX;
-                const auto kept = static_cast<std::uint32_t>(verdicts_[s].kept);
-                mine.bits |= segment_is_in_order(batch, s) ? 0u : 1u;
-                mine.rows += leads && to <= first ? kept : 0;
-                mine.blocks += kept;
-                if (from <= first && first < to) {
-                    memory_.segments[0] = s;
-                }
-                if (from <= begin && begin < to) {
-                    memory_.segments[1] = s;
-                }
-            }
-            if (batch.num_segments > 1) {
-                __syncthreads();
-            }
-            team.together();
-            mine.rows += kept_before(team, memory_.segments[0], first);
-            team.alone();
+        for (std::int32_t s = threads - 1 - thread_; s < step_.batch.num_segments; s += threads) {
+            found |= segment_is_in_order(step_.batch, s) ? 0u : 1u;
         }
+        return found;
+    }
+
+    /// What run() has to be told, from the verdicts of all segments. @p segment: of this thread block's first
+    /// block, or one before it.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN tally count_kept(Team& team, std::int32_t& segment) {
+        const std::int32_t segments = step_.batch.num_segments;
+        tally mine;
+        if (segments == 0) {
+            return mine;
+        }
+        find_stretch();
+        mine.bits = find_disorder();
+        const bool leads = rank_in_cluster() == 0;
+#pragma unroll 1
+        for (std::int32_t s = thread_; s < segments; s += threads) {
+            const bool last = s + 1 == segments;
+            const auto kept = static_cast<std::uint32_t>(verdicts_[s].kept);
+            const bool before_end = last || blocks_before_cluster(s + 1) < 0;
+            mine.rows += leads && !before_end ? kept : 0;
+            mine.blocks += kept;
+            if (before_end && blocks_before_cluster(s) >= 0) {
+                memory_.segments[0] = s;
+            }
+            if ((last || blocks_before(s + 1) < 0) && blocks_before(s) >= 0) {
+                memory_.segments[1] = s;
+            }
+        }
+        __syncthreads();
+        segment = memory_.segments[1];
+        const std::int32_t first = memory_.segments[0];
+        const row_range rows = rows_of_segment(step_.batch, first);
+        const segment_verdict verdict = verdicts_[first];
+        const segment_blocks blocks = step_.blocks_of(first, rows, verdict);
+        team.together();
+        held_blocks<Team> held;
+        mine.rows += kept_rows_before(team, blocks, held, verdict, blocks_before_cluster(first));
+        team.alone();
+        return mine;
+    }
+
+    /// Writes everything. @p mine: this thread's share of: rows, the kept rows before this cluster's blocks,
+    /// by the cluster's threads; blocks, the kept rows of the step, by the thread block's threads; bits,
+    /// whether segments are in no order. @p segment: of this thread block's first block, or one before it.
+    /// The verdicts can be read after the next barrier, in a clustered kernel at once.
+    __device__ UNIPREFILL_HIDDEN void run(Team& team, tally mine, std::int32_t segment) {
         // In a cluster the kept rows of each thread block's own blocks are counted before they are written.
         std::int32_t place = 0;
         std::int32_t total = 0;
@@ -131,25 +163,26 @@ class row_writer {
                 const tally sum = team.combine(mine, false);
                 if (sum.bits != 0) {
                     keep_everything();
+                    team.sync_cluster(); // others may still look at what this one found
                     return;
                 }
                 place = team.exchange(sum);
                 total = static_cast<std::int32_t>(sum.blocks);
             }
 #pragma unroll 1
-            for (std::int64_t from = begin; from < end; from += threads) {
+            for (std::int64_t from = begin_; from < end_; from += threads) {
                 block_place held;
-                if (from + thread_ < end) {
-                    held = place_of(from + thread_, blocks, memory_.segments[1]);
+                if (from + thread_ < end_) {
+                    held = place_of(from + thread_, segment);
                 }
                 if (round == 0) {
                     mine.mass += held.kept;
                 } else {
-                    write_chunk(held, from, end, place);
+                    write_chunk(held, from, place);
                 }
             }
         }
-        write_rest(words, last_rows.end, total);
+        write_rest((blocks_ + 31) / 32, end_row_, total);
         if (blockIdx.x == gridDim.x - 1) {
             write_segments(total);
         }
@@ -157,13 +190,12 @@ class row_writer {
     }
 
   private:
-    /// Writes what became of entries @p from to @p end - 1 of arrays laid out by block_offset(), or as many of
-    /// them as there are threads: each has one. @p place: of the first kept row.
-    __device__ UNIPREFILL_HIDDEN void write_chunk(block_place held, std::int64_t from, std::int64_t end,
-                                                  std::int32_t& place) {
+    /// Writes what became of entries @p from to end_ - 1 of arrays laid out by block_offset(), or of as many
+    /// of them as there are threads: each has one. @p place: of the first kept row.
+    __device__ UNIPREFILL_HIDDEN void write_chunk(block_place held, std::int64_t from, std::int32_t& place) {
         const bool whole = held.rows > 0 && held.kept == held.rows;
         const unsigned bits = __ballot_sync(~0u, whole);
-        if (thread_ % 32 == 0 && from + thread_ < end) {
+        if (thread_ % 32 == 0 && from + thread_ < end_) {
             out_.keep_bits[(from + thread_) / 32] = bits;
         }
         std::uint32_t kept = 0;
@@ -172,66 +204,24 @@ class row_writer {
         place += static_cast<std::int32_t>(kept);
         memory_.places[thread_] = held;
         __syncthreads();
-        const std::int64_t left = end - from;
+        const std::int64_t left = end_ - from;
         write_whole_blocks(left < threads ? static_cast<std::int32_t>(left) : threads);
         const bool in_bound = held.place + held.kept <= out_.kept_bound;
         const bool by_rows = held.kept > 0 && !(whole && in_bound);
         for (unsigned rest = __ballot_sync(~0u, by_rows); rest != 0; rest &= rest - 1) {
-            write_part(memory_.places[thread_ / 32 * 32 + __ffs(static_cast<int>(rest)) - 1],
-                       thread_ % 32);
+            write_part(memory_.places[thread_ / 32 * 32 + __ffs(static_cast<int>(rest)) - 1], thread_ % 32);
         }
-        if (from + threads < end) {
+        if (from + threads < end_) {
             __syncthreads();
         }
     }
 
-    /// This thread's share of the kept rows of a segment that lie before entry @p first of arrays laid out by
-    /// block_offset().
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t
-    kept_before(const Team& team, std::int32_t segment, std::int64_t first) const {
-        const row_range rows = rows_of_segment(step_.batch, segment);
-        const segment_verdict verdict = verdicts_[segment];
-        const segment_blocks seg = step_.blocks_of(segment, rows, verdict);
-        const std::int64_t blocks = first - step_.block.offset(segment, rows.begin);
-        segment_blocks part = seg;
-        part.count = blocks < seg.count ? static_cast<std::int32_t>(blocks) : seg.count;
-        std::uint32_t kept = 0;
-        if (part.count <= 0) {
-            return kept;
-        }
-        if (verdict.form == keep_form::all) {
-            return team.rank() == 0 ? static_cast<std::uint32_t>(seg.rows_of(part.count - 1).end - rows.begin)
-                                    : 0;
-        }
-        if (verdict.form == keep_form::ranked) {
-            held_blocks<Team> held;
-            held.load(team, part.free_mass, part.count);
-            held.make(team, part);
-            held.each(team, part, [&](const held_block& block) {
-                if (block.block < part.count) {
-                    const std::int32_t free_rows = block.free_rows > 0 ? block.free_rows : 0;
-                    kept += static_cast<std::uint32_t>(seg.rows_of(block.block).size() - free_rows);
-                    kept += static_cast<std::uint32_t>(
-                        verdict.ranks_before_cut(block.mass, seg.order(block.block)) ? free_rows
-                        : block.block == verdict.cut_block                           ? verdict.cut_rows
-                                                                                     : 0);
-                }
-            });
-            return kept;
-        }
-#pragma unroll 1
-        for (std::int64_t b = team.rank(); b < part.count; b += team.size()) {
-            kept += static_cast<std::uint32_t>(fate_of(verdict, seg, static_cast<std::int32_t>(b)).kept());
-        }
-        return kept;
-    }
-
     /// What becomes of entry @p index of arrays laid out by block_offset(), all but its place. It belongs to
     /// segment @p least or a later one.
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN block_place place_of(std::int64_t index, std::int64_t blocks,
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN block_place place_of(std::int64_t index,
                                                                     std::int32_t least) const {
         block_place made;
-        if (index >= blocks) {
+        if (index >= blocks_) {
             return made;
         }
         made.segment = segment_at(step_.batch, step_.block.rows, index, least);
@@ -239,7 +229,7 @@ class row_writer {
         const auto block = static_cast<std::int32_t>(index - step_.block.offset(made.segment, rows.begin));
         const segment_verdict verdict = verdicts_[made.segment];
         const segment_blocks seg = step_.blocks_of(made.segment, rows, verdict);
-        if (block < seg.count) {
+        if (block >= 0 && block < seg.count) {
             made.first_row = seg.rows_of(block).begin;
             const block_fate fate = fate_of(verdict, seg, block);
             made.rows = static_cast<std::uint16_t>(fate.rows);
@@ -256,8 +246,8 @@ class row_writer {
         }
     }
 
-    /// Writes the rows of those of the first @p count blocks in shared memory that stay or go as a whole, four
-    /// at a time.
+    /// Writes the rows of those of the first @p count blocks in shared memory that stay or go as a whole,
+    /// four at a time.
     __device__ UNIPREFILL_HIDDEN void write_whole_blocks(std::int32_t count) const {
         const block_size& fours = out_.fours;
         const std::int32_t items = count * fours.rows;
@@ -334,8 +324,11 @@ class row_writer {
             out_.old_to_kept[i] = -1;
         }
 #pragma unroll 1
-        for (std::int64_t i = kept + thread_of_grid_; i < out_.kept_bound; i += threads_of_grid_) {
-            out_.kept_to_old[i] = -1;
+        for (std::int64_t i = (kept & ~3) + 4 * thread_of_grid_; i < out_.kept_bound;
+             i += 4 * threads_of_grid_) {
+            const auto from = static_cast<std::int32_t>(i > kept ? i : kept);
+            const auto to = static_cast<std::int32_t>(i + 4 < out_.kept_bound ? i + 4 : out_.kept_bound);
+            write_four(out_.kept_to_old, from, -1, 0, to - from);
         }
     }
 
@@ -353,9 +346,8 @@ class row_writer {
             const std::int32_t kept = ours ? verdicts_[s].kept : 0;
             std::uint32_t sum = 0;
             __syncthreads(); // the last round's readers
-            const std::int32_t end =
-                before + static_cast<std::int32_t>(block_prefix<threads>(static_cast<std::uint32_t>(kept),
-                                                                         memory_.sums, sum));
+            const std::int32_t end = before + static_cast<std::int32_t>(block_prefix<threads>(
+                                                  static_cast<std::uint32_t>(kept), memory_.sums, sum));
             before += static_cast<std::int32_t>(sum);
             if (ours) {
                 const std::int32_t begin = end - kept;
@@ -426,6 +418,11 @@ class row_writer {
     std::int32_t thread_;
     std::int64_t thread_of_grid_;
     std::int64_t threads_of_grid_;
+    std::int64_t blocks_ = 0; ///< entries that the step has in arrays laid out by block_offset()
+    std::int64_t begin_ = 0;  ///< this thread block's stretch of them
+    std::int64_t end_ = 0;
+    std::int64_t first_ = 0; ///< where the cluster's begins
+    std::int32_t end_row_ = 0;
 };
 
 } // namespace detail

@@ -56,8 +56,7 @@ struct block_rank {
 enum class cut_weight : std::int32_t {
     mass,
     blocks,
-    free_rows,
-    forced_rows,
+    rows, ///< as they are held: free or forced ones
     none, ///< no sum: every block of at least some mass lies before the cut
 };
 
@@ -69,23 +68,12 @@ struct cut_goal {
     std::uint64_t free_mass = 0; ///< of all blocks that have free rows
     std::int32_t mass_bits = 63; ///< masses are below 2^mass_bits
 
-    /// Whether a block has a part in it.
-    [[nodiscard]] UNIPREFILL_API bool counts(const held_block& held,
-                                             const segment_blocks& blocks) const noexcept {
-        return from_end ? held.block < blocks.count : held.free_rows >= 0;
-    }
-    /// Rows of a block that counts that count on the way to the cut.
-    [[nodiscard]] UNIPREFILL_API std::int32_t rows_of(const held_block& held,
-                                                      const segment_blocks& blocks) const noexcept {
-        const std::int32_t free_rows = held.free_rows > 0 ? held.free_rows : 0;
-        return weight == cut_weight::forced_rows ? blocks.rows_of(held.block).size() - free_rows : free_rows;
-    }
-    /// What a block that counts adds to the sum.
-    [[nodiscard]] UNIPREFILL_API std::uint64_t weight_of(const held_block& held,
-                                                         const segment_blocks& blocks) const noexcept {
-        return weight == cut_weight::mass     ? held.mass
+    /// What a block adds to the sum.
+    [[nodiscard]] UNIPREFILL_API std::uint64_t weight_of(std::uint64_t mass,
+                                                         std::int32_t rows) const noexcept {
+        return weight == cut_weight::mass     ? mass
                : weight == cut_weight::blocks ? 1
-                                              : static_cast<std::uint64_t>(rows_of(held, blocks));
+                                              : static_cast<std::uint64_t>(rows);
     }
 };
 
@@ -112,21 +100,20 @@ struct open_keys {
                                                             std::int32_t blocks) noexcept {
         return {1, static_cast<std::uint64_t>(blocks) + 1, true, mass};
     }
-    [[nodiscard]] UNIPREFILL_API std::uint64_t key_of(std::uint64_t of_block, std::int32_t block,
-                                                      const segment_blocks& blocks) const noexcept {
-        if (!by_order) {
-            return of_block;
-        }
-        return of_block == mass  ? static_cast<std::uint64_t>(blocks.count - blocks.order(block))
-               : of_block > mass ? ~std::uint64_t{0}
-                                 : 0;
+    /// The key of a block of mass @p of_block; for keys by order alone.
+    [[nodiscard]] UNIPREFILL_API std::uint64_t order_key(std::uint64_t of_block, std::int32_t block,
+                                                         const segment_blocks& blocks) const noexcept {
+        return block >= blocks.count ? 0
+               : of_block == mass    ? static_cast<std::uint64_t>(blocks.count - blocks.order(block))
+               : of_block > mass     ? ~std::uint64_t{0}
+                                     : 0;
     }
 };
 
 /// What lies on either side of a cut.
 struct cut_result {
-    block_rank at{};              ///< the block at the cut, of order -1: the cut lies between blocks
-    std::int32_t rows_before = 0; ///< rows that count of the blocks before it
+    block_rank at{};               ///< the block at the cut, of order -1: the cut lies between blocks
+    std::int32_t rows_before = 0;  ///< rows that count of the blocks before it
     std::uint64_t mass_before = 0; ///< free mass of the blocks before it, and its own
 };
 
@@ -140,17 +127,23 @@ template <class Team>
     const std::int32_t shares = 1 << bits;
     const std::int32_t share = team.near_rank() & (shares - 1);
     UNIPREFILL_ONE_COPY
-    for (std::int32_t base = 0; base + (team.group_rank() >> bits) < count; base += team.near_size() >> bits) {
+    for (std::int32_t base = 0; base + (team.group_rank() >> bits) < count;
+         base += team.near_size() >> bits) {
         const std::int32_t mine = base + (team.near_rank() >> bits);
         const collected_block block = mine < count ? team.collected(mine) : collected_block{};
         tally sides;
+        constexpr std::int32_t at_once = 4;
         UNIPREFILL_ONE_COPY
-        for (std::int32_t i = share; i < count; i += shares) {
-            const collected_block other = team.collected(i);
-            const bool before = other.rank().before(block.rank());
-            sides.mass += before ? other.weight : 0;
-            sides.rows += before ? static_cast<std::uint32_t>(other.rows) : 0;
-            sides.free += before ? other.free_mass : 0;
+        for (std::int32_t from = share; from < count; from += at_once * shares) {
+            UNIPREFILL_UNROLL
+            for (std::int32_t k = 0; k < at_once; ++k) {
+                const std::int32_t i = from + k * shares;
+                const collected_block other = i < count ? team.collected(i) : collected_block{};
+                const bool before = other.rank().before(block.rank());
+                sides.mass += before ? other.weight : 0;
+                sides.rows += before ? static_cast<std::uint32_t>(other.rows) : 0;
+                sides.free += before ? other.free_mass : 0;
+            }
         }
         team.sum_shares(sides, bits);
         if (mine < count && share == 0 && sides.mass < need && sides.mass + block.weight >= need) {
@@ -161,14 +154,35 @@ template <class Team>
     return team.told();
 }
 
+/// The keys of as many blocks as a thread holds at a time.
+UNIPREFILL_ANY_TEAM
+template <class Team, std::int32_t Count>
+UNIPREFILL_API void keys_of(const open_keys& open, bool from_end, const Team& team,
+                            const segment_blocks& blocks, std::int32_t first,
+                            const std::uint64_t (&masses)[Count], std::uint64_t (&keys)[Count]) noexcept {
+    UNIPREFILL_UNROLL
+    for (std::int32_t k = 0; k < Count; ++k) {
+        keys[k] = masses[k];
+    }
+    if (open.by_order) {
+        UNIPREFILL_UNROLL
+        for (std::int32_t k = 0; k < Count; ++k) {
+            keys[k] = open.order_key(from_end ? 0 : masses[k], first + k * team.size(), blocks);
+        }
+    }
+}
+
 /// Finds the cut that @p goal names. Bins hold weights that are rounded to 32 bits, so what they tell is
 /// checked exactly: rarely the cut lies in a bin beside the one that they name.
 UNIPREFILL_ANY_TEAM
 template <class Team>
 [[nodiscard]] UNIPREFILL_API cut_result find_cut(Team& team, const segment_blocks& blocks,
                                                  held_blocks<Team>& held, const cut_goal& goal) noexcept {
+    constexpr std::int32_t count = held_blocks<Team>::count;
+    constexpr std::int32_t few = Team::capacity < 32 ? Team::capacity : 32; // compared sooner than counted
     const bool sums = goal.weight != cut_weight::none;
     const bool whole_scope = blocks.scope == mass_scope::all;
+    const std::int32_t least = goal.from_end ? -1 : 0; // rows of a block that has a part in it
     open_keys open{0, std::uint64_t{1} << goal.mass_bits};
     if (!sums) {
         open = {goal.target, goal.target};
@@ -180,25 +194,33 @@ template <class Team>
     UNIPREFILL_ONE_COPY
     for (;;) {
         open_keys bin = open;
-        const bool counts = sums && blocks.count > Team::capacity;
+        const bool counts = sums && blocks.count > few;
         team.start_search(counts);
         if (counts) {
             const auto digits = key_digits<Team::digit_bits>::of(bit_length(open.end - open.low - 1));
             const std::int32_t length = bit_length(inside);
             const std::int32_t shift = length > 31 ? length - 31 : 0;
             const std::uint64_t half = (std::uint64_t{1} << shift) >> 1;
-            held.each(team, blocks, [&](const held_block& block) {
-                const std::uint64_t key = open.key_of(goal.from_end ? 0 : block.mass, block.block, blocks);
-                if (goal.counts(block, blocks) && key - open.low < open.end - open.low) {
-                    const std::uint32_t weight =
-                        goal.weight == cut_weight::mass
-                            ? static_cast<std::uint32_t>((block.mass + half) >> shift)
-                        : goal.weight == cut_weight::blocks
-                            ? 1
-                            : static_cast<std::uint32_t>(goal.rows_of(block, blocks));
-                    team.add(digits.digit(key - open.low), weight);
-                }
-            });
+            held.each_chunk(team, blocks,
+                            [&](std::int32_t first, const std::uint64_t(&masses)[count],
+                                const std::int32_t(&rows)[count]) {
+                                // No branches: what all blocks wait for is waited for at once.
+                                std::uint64_t keys[count];
+                                keys_of(open, goal.from_end, team, blocks, first, masses, keys);
+                                UNIPREFILL_UNROLL
+                                for (std::int32_t k = 0; k < count; ++k) {
+                                    const std::uint64_t key = keys[k] - open.low;
+                                    const std::uint32_t weight =
+                                        goal.weight == cut_weight::mass
+                                            ? static_cast<std::uint32_t>((masses[k] + half) >> shift)
+                                        : goal.weight == cut_weight::blocks
+                                            ? 1
+                                            : static_cast<std::uint32_t>(rows[k]);
+                                    if (rows[k] >= least && key < open.end - open.low) {
+                                        team.add(digits.digit(key), weight);
+                                    }
+                                }
+                            });
             const std::uint64_t need = (goal.target - above + half) >> shift;
             const found_bin found = team.find(need > 0 ? static_cast<std::uint32_t>(need) : 1);
             std::int32_t bits = 0;
@@ -207,31 +229,44 @@ template <class Team>
             bin.end = open.end - bin.low < width ? open.end : bin.low + width;
         }
         tally mine;
-        held.each(team, blocks, [&](const held_block& block) {
-            const std::uint64_t mass = goal.from_end ? 0 : block.mass;
-            const std::uint64_t key = bin.key_of(mass, block.block, blocks);
-            if (goal.counts(block, blocks) && key >= bin.low) {
-                const std::int32_t rows = goal.rows_of(block, blocks);
-                if (key >= bin.end) {
-                    mine.mass += block.mass;
-                    mine.rows += static_cast<std::uint32_t>(rows);
-                    mine.blocks += 1;
-                    if (whole_scope && rows > 0) {
-                        mine.free += static_cast<std::uint64_t>(blocks.free_mass[block.block]);
-                    }
-                } else {
-                    const std::uint64_t weight = goal.weight_of(block, blocks);
-                    if (weight != 0) { // of no weight: no rows and no mass either
-                        mine.inside += 1;
-                        const std::uint64_t free = whole_scope ? static_cast<std::uint64_t>(
-                                                                     blocks.free_mass[block.block])
-                                                               : block.mass;
-                        team.collect(collected_block{mass, blocks.order(block.block), rows, weight,
-                                                     rows > 0 ? free : 0});
+        held.each_chunk(
+            team, blocks,
+            [&](std::int32_t first, const std::uint64_t(&masses)[count], const std::int32_t(&rows)[count]) {
+                std::uint32_t at = 0;
+                std::uint64_t keys[count];
+                keys_of(bin, goal.from_end, team, blocks, first, masses, keys);
+                UNIPREFILL_UNROLL
+                for (std::int32_t k = 0; k < count; ++k) { // blocks that have no part have the lowest key
+                    const bool is_before = keys[k] >= bin.end;
+                    const bool is_at = keys[k] >= bin.low && !is_before && rows[k] >= least;
+                    mine.mass += is_before ? masses[k] : 0;
+                    mine.rows += is_before && rows[k] > 0 ? static_cast<std::uint32_t>(rows[k]) : 0;
+                    mine.blocks += is_before ? 1 : 0;
+                    at |= is_at ? 1u << k : 0;
+                }
+                if (whole_scope) {
+                    UNIPREFILL_UNROLL
+                    for (std::int32_t k = 0; k < count; ++k) {
+                        if (keys[k] >= bin.end && rows[k] > 0) {
+                            mine.free +=
+                                static_cast<std::uint64_t>(blocks.free_mass[first + k * team.size()]);
+                        }
                     }
                 }
-            }
-        });
+                UNIPREFILL_ONE_COPY
+                for (; at != 0; at &= at - 1) { // few
+                    const std::int32_t block = first + (bit_length(at & (~at + 1)) - 1) * team.size();
+                    const std::uint64_t mass = goal.from_end ? 0 : blocks.mass_of(block);
+                    const std::int32_t rows_here = held.rows_of(blocks, block);
+                    const std::uint64_t weight = goal.weight_of(mass, rows_here);
+                    if (weight != 0) { // of no weight: no rows and no mass either
+                        mine.inside += 1;
+                        team.collect(collected_block{
+                            mass, blocks.order(block), rows_here, weight,
+                            rows_here > 0 ? static_cast<std::uint64_t>(blocks.free_mass[block]) : 0});
+                    }
+                }
+            });
         tally sides = team.combine(mine, whole_scope);
         sides.free = whole_scope ? sides.free : sides.mass;
         if (!sums) {
@@ -240,43 +275,36 @@ template <class Team>
         const std::uint64_t before = goal.weight == cut_weight::mass     ? sides.mass
                                      : goal.weight == cut_weight::blocks ? sides.blocks
                                                                          : sides.rows;
-        if (before >= goal.target) {
+        if (before >= goal.target) { // the cut lies higher
             open.low = bin.end;
             inside = before - above;
             continue;
         }
-        std::uint64_t reach = before; // with what is in the bin
-        if (static_cast<std::int32_t>(sides.inside) <= Team::capacity) {
-            const auto count = static_cast<std::int32_t>(sides.inside);
-            team.gather(count);
-            cut_result result = cut_among(team, count, goal.target - before);
-            if (result.at.order >= 0) {
-                result.rows_before += static_cast<std::int32_t>(sides.rows);
-                result.mass_before += sides.free;
-                return result;
-            }
-            UNIPREFILL_ONE_COPY
-            for (std::int32_t i = 0; i < count; ++i) {
-                reach += team.collected(i).weight;
-            }
-        } else {
-            tally in_bin;
-            held.each(team, blocks, [&](const held_block& block) {
-                const std::uint64_t key = bin.key_of(goal.from_end ? 0 : block.mass, block.block, blocks);
-                if (goal.counts(block, blocks) && key >= bin.low && key < bin.end) {
-                    in_bin.mass += goal.weight_of(block, blocks);
-                }
-            });
-            reach += team.combine(in_bin, false).mass;
-        }
-        if (reach < goal.target) {
-            open.end = bin.low;
-            inside -= reach - above;
-            above = reach;
-        } else {
-            open = bin.end - bin.low == 1 && !bin.by_order ? open_keys::of_orders(bin.low, blocks.count) : bin;
+        if (static_cast<std::int32_t>(sides.inside) > Team::capacity) {
+            open =
+                bin.end - bin.low == 1 && !bin.by_order ? open_keys::of_orders(bin.low, blocks.count) : bin;
+            inside -= before - above;
             above = before;
-            inside = reach - before;
+            continue;
+        }
+        const auto candidates = static_cast<std::int32_t>(sides.inside);
+        team.gather(candidates);
+        cut_result result = cut_among(team, candidates, goal.target - before);
+        if (result.at.order >= 0) {
+            result.rows_before += static_cast<std::int32_t>(sides.rows);
+            result.mass_before += sides.free;
+            return result;
+        }
+        // The cut lies lower, perhaps below all open keys.
+        above = before;
+        UNIPREFILL_ONE_COPY
+        for (std::int32_t i = 0; i < candidates; ++i) {
+            above += team.collected(i).weight;
+        }
+        inside = goal.whole - above;
+        open.end = bin.low;
+        if (open.low == open.end) {
+            open = {0, open.by_order ? open.mass : open.end};
         }
     }
 }

@@ -15,13 +15,6 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
-/// A block as its thread sees it.
-struct held_block {
-    std::uint64_t mass = 0; ///< over the rule's scope; tally::full or more where it is no mass
-    std::int32_t block = 0;
-    std::int32_t free_rows = 0; ///< -1: no candidate, or beyond the segment
-};
-
 template <class Team>
 class held_blocks {
   public:
@@ -37,15 +30,32 @@ class held_blocks {
             mass_[k] = b < blocks ? static_cast<std::uint64_t>(free_mass[b]) : 0;
         }
     }
-    /// Makes blocks of the masses that load() began with.
+    /// Makes blocks of the masses that load() began with. Without these two, blocks are loaded when they are
+    /// visited.
     UNIPREFILL_ANY_TEAM
     UNIPREFILL_API void make(const Team& team, const segment_blocks& blocks) noexcept {
         make(team, blocks, 0);
     }
-    /// Calls @p visit(held_block) for each of this thread's blocks, and a few that are beyond the segment.
+    /// From here on the forced rows of blocks take the place of the free ones.
+    UNIPREFILL_ANY_TEAM
+    UNIPREFILL_API void hold_forced_rows(const Team& team, const segment_blocks& blocks) noexcept {
+        holds_forced_ = true;
+        load(team, blocks.free_mass, blocks.count);
+        make(team, blocks);
+    }
+    /// Rows of a block that count, as they are held.
+    [[nodiscard]] UNIPREFILL_API std::int32_t rows_of(const segment_blocks& blocks,
+                                                      std::int32_t block) const noexcept {
+        const std::int32_t free_rows = blocks.free_rows(block);
+        return holds_forced_ ? blocks.rows_of(block).size() - free_rows : free_rows;
+    }
+    /// Calls @p visit(first, masses, rows) for as many of this thread's blocks as it holds at a time: numbers
+    /// first + k * team.size(), with their masses over the rule's scope (tally::full or more where they are
+    /// none) and their rows that count. Blocks that are no candidates have no mass and -1 rows; the last ones
+    /// may lie beyond the segment.
     UNIPREFILL_ANY_TEAM
     template <class Visit>
-    UNIPREFILL_API void each(const Team& team, const segment_blocks& blocks, Visit visit) noexcept {
+    UNIPREFILL_API void each_chunk(const Team& team, const segment_blocks& blocks, Visit visit) noexcept {
         std::int32_t chunk = 0;
         UNIPREFILL_ONE_COPY
         do {
@@ -53,10 +63,7 @@ class held_blocks {
                 load(team, blocks.free_mass + chunk, blocks.count - chunk);
                 make(team, blocks, chunk);
             }
-            UNIPREFILL_UNROLL
-            for (std::int32_t k = 0; k < count; ++k) {
-                visit(held_block{mass_[k], chunk + team.rank() + k * team.size(), free_rows_[k]});
-            }
+            visit(chunk + team.rank(), mass_, rows_);
             chunk += count * team.size();
         } while (chunk < blocks.count);
     }
@@ -69,7 +76,7 @@ class held_blocks {
         chunk_ = chunk;
         UNIPREFILL_UNROLL
         for (std::int32_t k = 0; k < count; ++k) {
-            free_rows_[k] = blocks.free_rows_outside_spans(first + k * team.size());
+            rows_[k] = blocks.free_rows_outside_spans(first + k * team.size());
         }
         if (blocks.forced.num_spans > 0) { // one after the other: the search through spans is there once
             UNIPREFILL_ONE_COPY
@@ -77,7 +84,7 @@ class held_blocks {
                 const std::int32_t free_rows = blocks.free_rows(first + i * team.size());
                 UNIPREFILL_UNROLL
                 for (std::int32_t k = 0; k < count; ++k) {
-                    free_rows_[k] = k == i ? free_rows : free_rows_[k];
+                    rows_[k] = k == i ? free_rows : rows_[k];
                 }
             }
         }
@@ -93,14 +100,24 @@ class held_blocks {
         }
         UNIPREFILL_UNROLL
         for (std::int32_t k = 0; k < count; ++k) {
-            const bool counts = free_rows_[k] > 0 || (whole_scope && first + k * team.size() < blocks.count);
-            free_rows_[k] = counts ? free_rows_[k] : -1;
+            const bool counts = rows_[k] > 0 || (whole_scope && first + k * team.size() < blocks.count);
+            mass_[k] = counts ? mass_[k] : 0;
+            rows_[k] = counts ? rows_[k] : -1;
+        }
+        if (holds_forced_) {
+            UNIPREFILL_UNROLL
+            for (std::int32_t k = 0; k < count; ++k) {
+                const std::int32_t b = first + k * team.size();
+                const std::int32_t free_rows = rows_[k] > 0 ? rows_[k] : 0;
+                rows_[k] = b < blocks.count ? blocks.rows_of(b).size() - free_rows : -1;
+            }
         }
     }
 
     std::uint64_t mass_[count];
-    std::int32_t free_rows_[count];
-    std::int32_t chunk_ = 0; ///< first block of the team that is held
+    std::int32_t rows_[count];
+    std::int32_t chunk_ = -1; ///< first block of the team that is held
+    bool holds_forced_ = false;
 };
 
 } // namespace detail

@@ -90,15 +90,20 @@ struct block_size {
                                                              std::int32_t s) noexcept {
     const std::int32_t begin = batch.segment_begin(s);
     const std::int32_t end = batch.segment_end(s);
-    const std::int32_t request = batch.request_of(s);
-    if (begin < 0 || end < begin || end > batch.num_rows || request < 0 || request >= batch.num_requests) {
-        return false;
+    const bool rises = begin >= 0 && end >= begin && end <= batch.num_rows && (s > 0 || begin == 0);
+    if (batch.cu_segments == nullptr && batch.segment_request == nullptr) {
+        return rises; // segments are requests
     }
+    const std::int32_t request = batch.request_of(s);
     const std::int32_t before = s > 0 ? batch.request_of(s - 1) : -1;
     const std::int32_t after = s + 1 < batch.num_segments ? batch.request_of(s + 1) : batch.num_requests;
-    return (request == before || request == before + 1) && (s > 0 || begin == 0) &&
-           (request == before || begin == batch.cu_seqlens[request]) &&
-           (request == after || (after == request + 1 && end == batch.cu_seqlens[request + 1]));
+    if (request < 0 || request >= batch.num_requests) {
+        return false;
+    }
+    const bool meets_begin = begin == batch.cu_seqlens[request];
+    const bool meets_end = end == batch.cu_seqlens[request + 1];
+    return rises && (request == before || (request == before + 1 && meets_begin)) &&
+           (request == after || (after == request + 1 && meets_end));
 }
 
 /// The segment whose blocks are the last to start at or before entry @p index of arrays laid out by
@@ -202,22 +207,47 @@ struct forced_rows {
     }
 };
 
+/// The positions of a segment's first and last row, loaded before they are needed.
+struct end_positions {
+    std::int32_t first = 0;
+    std::int32_t last = 0;
+
+    [[nodiscard]] static UNIPREFILL_API end_positions of(const batch_view& batch, row_range rows) noexcept {
+        return rows.size() > 0 ? end_positions{batch.positions[rows.begin], batch.positions[rows.end - 1]}
+                               : end_positions{};
+    }
+    /// bracketed_row_at().
+    [[nodiscard]] UNIPREFILL_API std::int32_t row_at(const std::int32_t* positions, row_range rows,
+                                                     std::int32_t position) const noexcept {
+        if (rows.size() == 0 || first >= position) {
+            return rows.begin;
+        }
+        if (last < position) {
+            return rows.end;
+        }
+        const std::int64_t highest = std::int64_t{rows.begin} + position - first;
+        const std::int64_t lowest = std::int64_t{rows.end} - 1 - last + position;
+        return lowest == highest ? static_cast<std::int32_t>(highest) // rows without gaps
+                                 : bracketed_row_at(positions, rows.begin, rows.end, position);
+    }
+};
+
 /// The forced rows of a segment; @p spans are those of its request, none where they make no sense.
 [[nodiscard]] inline UNIPREFILL_API forced_rows find_forced_rows(const batch_view& batch, row_range rows,
+                                                                 const end_positions& ends,
                                                                  const request_options& options,
                                                                  const position_span* spans,
                                                                  std::int32_t num_spans) noexcept {
     forced_rows forced;
     forced.positions = batch.positions;
-    forced.free.begin = bracketed_row_at(batch.positions, rows.begin, rows.end, options.sink);
+    forced.free.begin = ends.row_at(batch.positions, rows, options.sink);
     const std::int32_t tail = clamped(options.tail, 0, rows.size());
     forced.free.end = rows.end - tail > forced.free.begin ? rows.end - tail : forced.free.begin;
     if (num_spans > 0) {
         forced.spans = spans;
         forced.num_spans = num_spans;
-        forced.near_spans.begin = bracketed_row_at(batch.positions, rows.begin, rows.end, spans[0].begin);
-        forced.near_spans.end =
-            bracketed_row_at(batch.positions, rows.begin, rows.end, spans[num_spans - 1].end);
+        forced.near_spans.begin = ends.row_at(batch.positions, rows, spans[0].begin);
+        forced.near_spans.end = ends.row_at(batch.positions, rows, spans[num_spans - 1].end);
     }
     return forced;
 }

@@ -62,19 +62,12 @@ struct tally {
     /// Sums of masses stop here: at or beyond 2^63 they are no masses any more.
     UNIPREFILL_HIDDEN static constexpr std::uint64_t full = std::uint64_t{1} << 63;
 
-    std::uint64_t mass = 0;   ///< combined by a sum that stops at `full`, like all sums of masses
-    std::uint64_t free = 0;   ///< mass of rows that may be dropped
+    std::uint64_t mass = 0; ///< combined by a sum that stops at `full`, like all sums of masses
+    std::uint64_t free = 0; ///< mass of rows that may be dropped
     std::uint32_t rows = 0;
     std::uint32_t blocks = 0;
     std::uint32_t inside = 0; ///< blocks among which the cut may lie
     std::uint32_t bits = 0;   ///< combined by maximum
-
-    /// Two masses together.
-    [[nodiscard]] UNIPREFILL_API static constexpr std::uint64_t sum_of(std::uint64_t a,
-                                                                       std::uint64_t b) noexcept {
-        const std::uint64_t sum = a + b;
-        return ((a | b | sum) >> 63) != 0 ? full : sum;
-    }
 };
 
 /// What team::find() found.

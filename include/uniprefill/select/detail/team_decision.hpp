@@ -76,6 +76,48 @@ template <class Rule>
     return floor + (must_exceed || (product.low << 1) != 0 ? 1 : 0);
 }
 
+/// This thread's share of the rows that stay of a segment's first @p wanted blocks. @p held: its blocks, used
+/// only where they are ranked.
+UNIPREFILL_ANY_TEAM
+template <class Team>
+[[nodiscard]] UNIPREFILL_API std::uint32_t
+kept_rows_before(const Team& team, const segment_blocks& blocks, held_blocks<Team>& held,
+                 const segment_verdict& verdict, std::int64_t wanted) noexcept {
+    const std::int32_t last = wanted < blocks.count ? static_cast<std::int32_t>(wanted) : blocks.count;
+    if (last <= 0) {
+        return 0;
+    }
+    if (last == blocks.count || verdict.form == keep_form::all) {
+        const std::int32_t all =
+            last == blocks.count ? verdict.kept : blocks.rows_of(last - 1).end - blocks.rows.begin;
+        return team.rank() == 0 ? static_cast<std::uint32_t>(all) : 0;
+    }
+    std::uint32_t kept = 0;
+    if (verdict.form != keep_form::ranked) {
+        UNIPREFILL_ONE_COPY
+        for (std::int64_t b = team.rank(); b < last; b += team.size()) {
+            kept += static_cast<std::uint32_t>(fate_of(verdict, blocks, static_cast<std::int32_t>(b)).kept());
+        }
+        return kept;
+    }
+    // All rows, but those that go.
+    constexpr std::int32_t count = held_blocks<Team>::count;
+    held.each_chunk(
+        team, blocks,
+        [&](std::int32_t first, const std::uint64_t(&masses)[count], const std::int32_t(&rows)[count]) {
+            UNIPREFILL_UNROLL
+            for (std::int32_t k = 0; k < count; ++k) {
+                const std::int32_t block = first + k * team.size();
+                const bool goes =
+                    block < last && rows[k] > 0 && !verdict.ranks_before_cut(masses[k], blocks.order(block));
+                const std::int32_t stay = block == verdict.cut_block ? verdict.cut_rows : 0;
+                kept -= goes ? static_cast<std::uint32_t>(rows[k] - stay) : 0;
+            }
+        });
+    const std::int32_t all = blocks.rows_of(last - 1).end - blocks.rows.begin;
+    return kept + (team.rank() == 0 ? static_cast<std::uint32_t>(all) : 0);
+}
+
 /// Decides one segment.
 template <class Team, class Rule>
 class team_decision {
@@ -91,7 +133,8 @@ class team_decision {
         , options_(step.batch.options_of(request_))
         , rule_(rules[request_])
         , fault_(step.faults[segment])
-        , rows_(rows_of_segment(step.batch, segment)) {
+        , rows_(rows_of_segment(step.batch, segment))
+        , ends_(end_positions::of(step.batch, rows_)) {
         held_.load(team, step.free_mass + step.block.offset(segment, rows_.begin),
                    step.block.blocks(rows_.size()));
     }
@@ -114,6 +157,18 @@ class team_decision {
             decide();
         }
         return verdict_;
+    }
+
+    /// After run(): this thread's share of the rows that stay of the first @p blocks blocks, which may be
+    /// fewer than none or more than all.
+    UNIPREFILL_ANY_TEAM
+    [[nodiscard]] UNIPREFILL_API std::uint32_t kept_before(std::int64_t blocks) noexcept {
+        if (verdict_.form == keep_form::all) { // nothing was made of the blocks
+            blocks_.rows = rows_;
+            blocks_.block_rows = step_.block.rows;
+            blocks_.count = step_.block.blocks(rows_.size());
+        }
+        return kept_rows_before(team_, blocks_, held_, verdict_, blocks);
     }
 
   private:
@@ -170,7 +225,7 @@ class team_decision {
                 }
             }
         }
-        const forced_rows forced = find_forced_rows(step_.batch, rows_, options_, spans, num_spans);
+        const forced_rows forced = find_forced_rows(step_.batch, rows_, ends_, options_, spans, num_spans);
         verdict_.free = forced.free;
         verdict_.num_spans = num_spans;
         verdict_.near_spans = forced.near_spans;
@@ -182,22 +237,34 @@ class team_decision {
 
     UNIPREFILL_ANY_TEAM
     UNIPREFILL_API void count() noexcept {
+        constexpr std::int32_t held = held_blocks<Team>::count;
         const bool whole_scope = blocks_.scope == mass_scope::all;
         tally mine;
         std::uint64_t bits = 0;
+        std::uint64_t top = 0; // its highest bit: a mass that is none, or too many of them
         held_.make(team_, blocks_);
-        held_.each(team_, blocks_, [&](const held_block& block) {
-            if (block.free_rows >= 0) {
-                mine.rows += static_cast<std::uint32_t>(block.free_rows);
-                mine.blocks += 1;
-                mine.mass = tally::sum_of(mine.mass, block.mass);
-                bits |= block.mass;
-                if (whole_scope && block.free_rows > 0) {
-                    mine.free = tally::sum_of(
-                        mine.free, static_cast<std::uint64_t>(blocks_.free_mass[block.block]));
+        held_.each_chunk(
+            team_, blocks_,
+            [&](std::int32_t first, const std::uint64_t(&masses)[held], const std::int32_t(&rows)[held]) {
+                UNIPREFILL_UNROLL
+                for (std::int32_t k = 0; k < held; ++k) {
+                    mine.rows += rows[k] > 0 ? static_cast<std::uint32_t>(rows[k]) : 0;
+                    mine.blocks += rows[k] >= 0 ? 1 : 0;
+                    mine.mass += masses[k];
+                    bits |= masses[k];
+                    top |= mine.mass;
                 }
-            }
-        });
+                if (whole_scope) {
+                    UNIPREFILL_UNROLL
+                    for (std::int32_t k = 0; k < held; ++k) {
+                        if (rows[k] > 0) {
+                            mine.free +=
+                                static_cast<std::uint64_t>(blocks_.free_mass[first + k * team_.size()]);
+                        }
+                    }
+                }
+            });
+        mine.mass = ((top | bits) >> 63) != 0 ? tally::full : mine.mass;
         mine.bits = static_cast<std::uint32_t>(bit_length(bits));
         const tally all = team_.combine(mine, whole_scope);
         free_rows_ = static_cast<std::int32_t>(all.rows);
@@ -223,6 +290,7 @@ class team_decision {
     }
 
     /// Under exact rows that can't be had: forced rows first (of too many the latest), then the latest.
+    UNIPREFILL_ANY_TEAM
     UNIPREFILL_API void keep_latest() noexcept {
         const std::int32_t places = rule_.exact_rows();
         const bool too_many = num_forced() > places;
@@ -231,7 +299,10 @@ class team_decision {
         verdict_.cut_block = blocks_.count;
         blocks_.ties = tie_order::higher_block_first; // ranked from the end
         goal_.from_end = true;
-        goal_.weight = too_many ? cut_weight::forced_rows : cut_weight::free_rows;
+        goal_.weight = cut_weight::rows;
+        if (too_many) {
+            held_.hold_forced_rows(team_, blocks_);
+        }
         goal_.whole = static_cast<std::uint64_t>(rows_.size());
         goal_.target = static_cast<std::uint64_t>(too_many ? places : places - num_forced());
     }
@@ -250,7 +321,7 @@ class team_decision {
     UNIPREFILL_API void aim_at_rows(std::int32_t wanted) noexcept {
         const std::int32_t left = free_rows_to_keep(rule_, rows_.size(), num_forced(), wanted);
         verdict_.kept = num_forced() + left;
-        goal_.weight = left == 0 ? cut_weight::none : cut_weight::free_rows;
+        goal_.weight = left == 0 ? cut_weight::none : cut_weight::rows;
         goal_.whole = static_cast<std::uint64_t>(free_rows_);
         goal_.target = left == 0 ? tally::full : static_cast<std::uint64_t>(left);
     }
@@ -369,6 +440,7 @@ class team_decision {
     Rule rule_;
     std::int64_t fault_;
     row_range rows_;
+    end_positions ends_;
     segment_blocks blocks_{};
     held_blocks<Team> held_;
     segment_verdict verdict_{};
