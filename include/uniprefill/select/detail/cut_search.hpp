@@ -207,17 +207,25 @@ template <class Team>
                                 // No branches: what all blocks wait for is waited for at once.
                                 std::uint64_t keys[count];
                                 keys_of(open, goal.from_end, team, blocks, first, masses, keys);
+                                std::uint32_t places[count];
+                                std::uint32_t weights[count];
                                 UNIPREFILL_UNROLL
                                 for (std::int32_t k = 0; k < count; ++k) {
                                     const std::uint64_t key = keys[k] - open.low;
+                                    const bool is_open = rows[k] >= least && key < open.end - open.low;
                                     const std::uint32_t weight =
                                         goal.weight == cut_weight::mass
                                             ? static_cast<std::uint32_t>((masses[k] + half) >> shift)
                                         : goal.weight == cut_weight::blocks
                                             ? 1
                                             : static_cast<std::uint32_t>(rows[k]);
-                                    if (rows[k] >= least && key < open.end - open.low) {
-                                        team.add(digits.digit(key), weight);
+                                    places[k] = digits.digit(key);
+                                    weights[k] = is_open ? weight : 0;
+                                }
+                                UNIPREFILL_UNROLL
+                                for (std::int32_t k = 0; k < count; ++k) {
+                                    if (weights[k] != 0) {
+                                        team.add(places[k], weights[k]);
                                     }
                                 }
                             });
