@@ -9,8 +9,6 @@
 
 #include "../support/device_timer.cuh"
 
-#include "../support/device_timer.cuh"
-
 #include <uniprefill/select/selector.cuh>
 
 #include <benchmark/benchmark.h>
