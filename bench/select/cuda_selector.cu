@@ -270,8 +270,8 @@ int main(int argc, char** argv) {
     int clock_khz = 0;
     check(cudaDriverGetVersion(&driver), "driver");
     check(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, 0), "clock");
-    benchmark::AddCustomContext("device", properties.name);
-    benchmark::AddCustomContext("driver", std::to_string(driver));
+    benchmark::AddCustomContext("gpu", properties.name);
+    benchmark::AddCustomContext("cuda_driver", std::to_string(driver));
     benchmark::AddCustomContext("max_clock_mhz", std::to_string(clock_khz / 1000));
 
     add("empty_kernel/overlapped", [=](benchmark::State& state) {
