@@ -8,6 +8,7 @@
 #include <uniprefill/importance/detail/cuda_bodies.cuh>
 #include <uniprefill/importance/detail/cuda_denominators.cuh>
 #include <uniprefill/importance/detail/cuda_masses.cuh>
+#include <uniprefill/importance/detail/cuda_plan.cuh>
 
 #include <cmath>
 

@@ -6,8 +6,8 @@
 /// scale, soft-cap, what rows see, what forced boundaries cut.
 #pragma once
 
-#include <uniprefill/importance/detail/cuda_math.cuh>
 #include <uniprefill/importance/detail/cuda_score.cuh>
+#include <uniprefill/importance/detail/scalar_math.hpp>
 
 #include <cstdint>
 

@@ -2,10 +2,11 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 
 /// @file
-/// The shares that query rows give to blocks, summed in fixed point.
+/// The kernel that sums the shares of blocks.
 #pragma once
 
-#include <uniprefill/importance/detail/cuda_combine.cuh>
+#include <uniprefill/core/cuda.cuh>
+#include <uniprefill/importance/detail/block_masses.hpp>
 #include <uniprefill/importance/head_reduction.hpp>
 
 #include <cstdint>
@@ -14,9 +15,7 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
-inline constexpr std::int32_t mass_warps = 8;
-inline constexpr std::int32_t mass_batch = 8; ///< blocks between two barriers
-inline constexpr std::int32_t mass_ctas = 4;  ///< of a multiprocessor at once
+inline constexpr std::int32_t mass_ctas = 4; ///< of a multiprocessor at once
 
 /// The sum over a warp of numbers from 0 to 2^57, three sums of 20 or fewer bits each.
 [[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::int64_t sum_over_warp(std::int64_t number) {
@@ -28,262 +27,46 @@ inline constexpr std::int32_t mass_ctas = 4;  ///< of a multiprocessor at once
     return static_cast<std::int64_t>(low + (middle << 20) + (high << 40));
 }
 
-/// The masses of own blocks: a thread block takes neighbouring blocks one after another, its warps share the
-/// KV heads. Zeros for blocks of segments that aren't scored or can't be trusted, and for places that no
-/// block has.
-/// @tparam ByHead whether each head's mass is needed, and not only the sum of all
-template <class HeadReduction, bool ByHead>
-class UNIPREFILL_HIDDEN mass_adder {
+/// The lanes of a warp, as mass_adder asks for them.
+class UNIPREFILL_HIDDEN mass_lanes {
   public:
-    __device__ explicit mass_adder(const cuda_combine_task& task)
-        : task_(task)
-        , lane_(static_cast<std::int32_t>(threadIdx.x % 32))
-        , warp_(static_cast<std::int32_t>(threadIdx.x / 32))
-        , one_(bit_cast<float>((127 + task.out.format.fraction_bits) << 23)) {
-        const std::int32_t kv_heads = task.bounds.num_kv_heads;
-        turns_ = kv_heads < mass_warps ? mass_warps / kv_heads : 1;
-        first_head_ = turns_ > 1 ? warp_ % kv_heads : warp_;
-        turn_ = turns_ == 1 ? 0 : warp_ < turns_ * kv_heads ? warp_ / kv_heads : mass_batch;
-    }
+    static constexpr std::int32_t size = 32;
 
-    /// @param sums of each block of a batch and each warp
-    __device__ void run(std::int64_t (&sums)[mass_batch][2][mass_warps]) {
-        const std::int64_t blocks = task_.out.num_blocks;
-        const std::int64_t end = blocks * (blockIdx.x + std::int64_t{1}) / gridDim.x;
-        std::int64_t first = blocks * blockIdx.x / gridDim.x;
-        while (first < end) {
-            enter_segment_of(first);
-            std::int64_t left = end - first;
-            left = next_out_block_ - first < left ? next_out_block_ - first : left;
-            const auto count = static_cast<std::int32_t>(left < mass_batch ? left : mass_batch);
-            for (std::int32_t i = turn_; i < count; i += turns_) {
-                std::int64_t masses[2] = {0, 0};
-                add_block(first + i, masses);
-                if (lane_ == 0) {
-                    sums[i][0][warp_] = masses[0];
-                    sums[i][1][warp_] = masses[1];
-                }
-            }
-            __syncthreads();
-            const auto thread = static_cast<std::int32_t>(threadIdx.x);
-            if (thread < 2 * count) {
-                const std::int32_t warps = turns_ > 1 ? task_.bounds.num_kv_heads : mass_warps;
-                const std::int64_t* const masses = sums[thread / 2][thread % 2] + thread / 2 % turns_ * warps;
-                std::int64_t all = 0;
-                for (std::int32_t w = 0; w < warps; ++w) {
-                    all = HeadReduction::combine(all, masses[w]);
-                }
-                (thread % 2 == 0 ? task_.out.free : task_.out.forced)[first + thread / 2] = all;
-            }
-            __syncthreads();
-            first += count;
-        }
+    __device__ mass_lanes()
+        : lane_(static_cast<std::int32_t>(threadIdx.x % 32)) {}
+    [[nodiscard]] __device__ std::int32_t rank() const { return lane_; }
+    [[nodiscard]] __device__ std::int32_t first(bool mine) const {
+        const std::uint32_t lanes = __ballot_sync(0xffffffffu, mine);
+        return lanes != 0 ? __ffs(static_cast<int>(lanes)) - 1 : -1;
     }
+    [[nodiscard]] __device__ std::int64_t sum(std::int64_t mine) const { return sum_over_warp(mine); }
 
   private:
-    /// Loads what all blocks of a segment have in common.
-    /// @param block of the output
-    __device__ void enter_segment_of(std::int64_t block) {
-        if (block < next_out_block_) {
-            return;
-        }
-        next_out_block_ = INT64_MAX;
-        if (task_.batch.num_segments == 0) {
-            return;
-        }
-        std::int32_t begin = 0;
-        std::int32_t end = task_.batch.num_segments;
-        while (end - begin > 1) {
-            const std::int32_t middle = begin + (end - begin) / 2;
-            if (task_.buffers.segments[middle].out_block <= block) {
-                begin = middle;
-            } else {
-                end = middle;
-            }
-        }
-        what_ = task_.buffers.segments + begin;
-        if (begin + 1 < task_.batch.num_segments) {
-            next_out_block_ = task_.buffers.segments[begin + 1].out_block;
-        }
-        first_out_block_ = what_->out_block;
-        const bool scored = what_->num_observations > 0 && task_.buffers.faulty[begin] == 0;
-        own_blocks_ = scored ? num_blocks(what_->rows, task_.tiling.block_rows) : 0;
-        lanes_ = what_->lanes;
-        const std::int64_t stride = std::int64_t{task_.bounds.num_kv_heads} * lanes_;
-        own_partials_ = task_.buffers.partials + what_->first_partial + what_->context_slots * stride;
-        denominators_ = task_.buffers.denominators + what_->first_stat;
-        cut_of_lane_ = lane_ < what_->num_cuts ? task_.buffers.cut_blocks[what_->first_cut + lane_] : -1;
-        more_cuts_ = what_->num_cuts > 32;
-        sink_end_ = what_->sink_rows;
-        tail_begin_ = what_->rows - what_->tail_rows;
-        has_spans_ = what_->first_span != what_->end_span;
-    }
-
-    /// This warp's heads of a block; the result is in all lanes.
-    __device__ void add_block(std::int64_t block, std::int64_t (&masses)[2]) {
-        const std::int64_t from_first = block - first_out_block_;
-        const bool scored = from_first >= 0 && from_first < own_blocks_;
-        const auto own = static_cast<std::int32_t>(scored ? from_first : 0);
-        const std::int64_t stride = std::int64_t{task_.bounds.num_kv_heads} * lanes_;
-        std::int32_t parts = task_.tiling.slots_of_a_block();
-        const float* const main_slot = own_partials_ + std::int64_t{own} * parts * stride;
-        const float* cut_slot = nullptr;
-        bool all_forced = false;
-        if (scored) {
-            const std::int32_t cut = find_cut(own);
-            if (cut >= 0) {
-                cut_slot = own_partials_ + (what_->own_slots + std::int64_t{cut} * parts) * stride;
-            } else { // a block that nothing cuts is of one kind
-                const std::int32_t row = own * task_.tiling.block_rows;
-                all_forced = row < sink_end_ || row >= tail_begin_ ||
-                             (has_spans_ && is_forced(task_.batch, *what_, row));
-            }
-            if (parts > 1) { // the last block may have fewer
-                parts = min(parts, what_->own_slots - own * parts);
-            }
-        }
-        const std::int32_t group = task_.bounds.group_heads();
-        for (std::int32_t kv_head = first_head_; kv_head < task_.bounds.num_kv_heads; kv_head += mass_warps) {
-            if constexpr (ByHead) {
-                for (std::int32_t head = 0; head < group; ++head) {
-                    std::int64_t one[2] = {0, 0};
-                    if (scored) {
-                        const std::int32_t rows = what_->num_observations;
-                        add_rows(main_slot, cut_slot, parts, kv_head * lanes_ + head * rows, rows, one);
-                        settle(cut_slot != nullptr, all_forced, one);
-                    }
-                    const std::int64_t at =
-                        (std::int64_t{kv_head} * group + head) * task_.per_head.head_stride + block;
-                    if (task_.per_head.free != nullptr && block < task_.per_head.head_stride && lane_ == 0) {
-                        task_.per_head.free[at] = one[0];
-                        task_.per_head.forced[at] = one[1];
-                    }
-                    masses[0] = HeadReduction::combine(masses[0], one[0]);
-                    masses[1] = HeadReduction::combine(masses[1], one[1]);
-                }
-            } else if (scored) {
-                add_rows(main_slot, cut_slot, parts, kv_head * lanes_, lanes_, masses);
-            }
-        }
-        if constexpr (!ByHead) {
-            settle(cut_slot != nullptr, all_forced, masses);
-        }
-    }
-
-    /// Sums over the warp, and says what kind of rows they are of.
-    static __device__ void settle(bool is_cut, bool all_forced, std::int64_t (&masses)[2]) {
-        const std::int64_t mass = sum_over_warp(masses[0]);
-        masses[1] = is_cut ? sum_over_warp(masses[1]) : all_forced ? mass : 0;
-        masses[0] = all_forced ? 0 : mass;
-    }
-
-    /// Adds this lane's part of what @p count rows give to the slots of a block.
-    /// @param first the first of the rows, among those of all KV heads
-    __device__ void add_rows(const float* main_slot, const float* cut_slot, std::int32_t parts,
-                             std::int32_t first, std::int32_t count, std::int64_t (&masses)[2]) const {
-#pragma unroll 1
-        for (const float* slot = main_slot; slot != nullptr; slot = slot == main_slot ? cut_slot : nullptr) {
-            std::int64_t mass = 0;
-#pragma unroll 1
-            for (std::int32_t part = 0; part < parts; ++part) {
-                const std::int64_t stride = std::int64_t{task_.bounds.num_kv_heads} * lanes_;
-                mass += mass_of(slot + part * stride + first, denominators_ + first, count);
-            }
-            masses[slot == main_slot ? 0 : 1] += mass;
-        }
-    }
-    [[nodiscard]] __device__ std::int64_t share(float partial, float denominator) const {
-        return __float2ll_rz(multiply(exp2_of(add(partial, -denominator)), one_));
-    }
-    [[nodiscard]] __device__ std::int64_t mass_of(const float* partials, const float* denominators,
-                                                  std::int32_t count) const {
-        std::int64_t mass = 0;
-        if (ByHead && count % 4 != 0) { // such rows start anywhere
-            for (std::int32_t row = lane_; row < count; row += 32) {
-                mass += share(partials[row], denominators[row]);
-            }
-            return mass;
-        }
-        constexpr std::int32_t at_once = 4;
-        partials += 4 * lane_;
-        denominators += 4 * lane_;
-        count -= 4 * lane_;
-#pragma unroll 1
-        for (; count > 0; count -= 128 * at_once) {
-            float4 sums[at_once];
-#pragma unroll
-            for (std::int32_t i = 0; i < at_once; ++i) {
-                if (128 * i < count) {
-                    sums[i] = *reinterpret_cast<const float4*>(partials + 128 * i);
-                }
-            }
-#pragma unroll
-            for (std::int32_t i = 0; i < at_once; ++i) {
-                if (128 * i < count) {
-                    const float4 all = *reinterpret_cast<const float4*>(denominators + 128 * i);
-                    mass += share(sums[i].x, all.x) + share(sums[i].y, all.y);
-                    mass += share(sums[i].z, all.z) + share(sums[i].w, all.w);
-                }
-            }
-            partials += 128 * at_once;
-            denominators += 128 * at_once;
-        }
-        return mass;
-    }
-
-    /// The place of an own block among those that a forced boundary cuts, -1 where none does.
-    [[nodiscard]] __device__ std::int32_t find_cut(std::int32_t own) const {
-        std::uint32_t lanes = __ballot_sync(0xffffffffu, cut_of_lane_ == own);
-        std::int32_t found = lanes != 0 ? __ffs(static_cast<int>(lanes)) - 1 : -1;
-        for (std::int32_t first = 32; more_cuts_ && first < what_->num_cuts; first += 32) {
-            const std::int32_t cut = first + lane_;
-            const bool is_it =
-                cut < what_->num_cuts && task_.buffers.cut_blocks[what_->first_cut + cut] == own;
-            lanes = __ballot_sync(0xffffffffu, is_it);
-            found = lanes != 0 ? first + __ffs(static_cast<int>(lanes)) - 1 : found;
-        }
-        return found;
-    }
-
-    const cuda_combine_task& task_;
-    const cuda_segment* what_ = nullptr;
-    const float* own_partials_ = nullptr;
-    const float* denominators_ = nullptr;
-    std::int64_t first_out_block_ = 0;
-    std::int64_t next_out_block_ = 0; ///< of the next segment
-    std::int32_t own_blocks_ = 0;     ///< 0 where nothing is scored
-    std::int32_t lanes_ = 0;
-    std::int32_t cut_of_lane_ = -1; ///< one of the first 32 blocks that are cut
-    std::int32_t sink_end_ = 0;     ///< own rows before it are forced,
-    std::int32_t tail_begin_ = 0;   ///< and from here on
     std::int32_t lane_;
-    std::int32_t warp_;
-    std::int32_t turns_;      ///< where there are few KV heads, warps take turns with blocks,
-    std::int32_t turn_;       ///< of every turns_ blocks this one
-    std::int32_t first_head_; ///< of this warp's KV heads
-    float one_;               ///< a probability of 1 in fixed point
-    bool more_cuts_ = false;
-    bool has_spans_ = false; ///< rows between sink and tail may be forced, too
 };
 
 template <class HeadReduction, bool ByHead>
 __global__ void UNIPREFILL_HIDDEN __launch_bounds__(mass_warps * 32, mass_ctas)
     mass_kernel(const __grid_constant__ cuda_combine_task task) {
-    __shared__ std::int64_t masses[mass_batch][2][mass_warps];
+    using adder_type = mass_adder<HeadReduction, ByHead, mass_lanes>;
+    __shared__ typename adder_type::warp_masses of_warps;
     let_next_kernel_start();
     wait_for_previous_kernel();
     for (auto s = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x); s < task.out.num_segments;
          s += static_cast<std::int32_t>(gridDim.x * blockDim.x)) {
-        std::int64_t word = 0;
-        if (s < task.batch.num_segments) {
-            const cuda_segment& what = task.buffers.segments[s];
-            word = what.has_fault != 0           ? fault_word(what.fault)
-                   : task.buffers.faulty[s] != 0 ? fault_word(mass_fault::non_finite)
-                                                 : 0;
-        }
-        task.out.faults[s] = word;
+        task.out.faults[s] = fault_of(task, s);
     }
-    mass_adder<HeadReduction, ByHead>(task).run(masses);
+    adder_type adder(task, mass_lanes(), static_cast<std::int32_t>(threadIdx.x / 32));
+    const std::int64_t end = task.out.num_blocks * (blockIdx.x + std::int64_t{1}) / gridDim.x;
+    std::int64_t first = task.out.num_blocks * blockIdx.x / gridDim.x;
+    while (first < end) {
+        const std::int32_t count = adder.enter(first, end);
+        adder.add_blocks(first, count, of_warps);
+        __syncthreads();
+        adder.store(first, count, of_warps, static_cast<std::int32_t>(threadIdx.x));
+        __syncthreads();
+        first += count;
+    }
 }
 
 } // namespace detail

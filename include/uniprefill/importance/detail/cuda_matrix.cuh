@@ -7,7 +7,7 @@
 #pragma once
 
 #include <uniprefill/core/element.hpp>
-#include <uniprefill/importance/detail/cuda_math.cuh>
+#include <uniprefill/importance/detail/scalar_math.hpp>
 
 #include <cstdint>
 #include <type_traits>

@@ -195,7 +195,7 @@ class UNIPREFILL_HIDDEN portable_scorer {
               static_cast<std::uint32_t>((lane_ / 16 * 8 + lane_ % 8) * shape::pitch + lane_ / 8 % 2 * 16)) {}
 
     __device__ void run() {
-        cuda_share share(task_.buffers, task_.tiling, task_.batch.num_segments);
+        cuda_share share(task_.buffers, task_.tiling, task_.batch.num_segments, blockIdx.x, gridDim.x);
         cuda_run now;
         while (share.next(now)) {
             __syncthreads(); // everyone is done with the run before

@@ -2,13 +2,14 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 
 /// @file
-/// What both score kernels share: where keys are, which part of the work a thread block does, what a tile
-/// hides, and how scores in registers become one number for each (query row, slot).
+/// What both score kernels share: where keys are, what a tile hides, and how scores in registers become one
+/// number for each (query row, slot).
 #pragma once
 
 #include <uniprefill/core/rows.hpp>
-#include <uniprefill/importance/detail/cuda_math.cuh>
-#include <uniprefill/importance/detail/cuda_plan.cuh>
+#include <uniprefill/importance/detail/scalar_math.hpp>
+#include <uniprefill/importance/detail/score_share.hpp>
+#include <uniprefill/importance/detail/segment_plan.hpp>
 
 #include <cstdint>
 #include <type_traits>
@@ -36,83 +37,6 @@ struct cuda_score_task {
                                                             std::int32_t kv_head) const {
         return index < what.cached ? cached.row(what.request, static_cast<std::int32_t>(index), kv_head)
                                    : keys.at(what.request_row + index - what.cached, kv_head);
-    }
-};
-
-/// A stretch of tiles of one (segment, KV head, chunk of query rows).
-struct cuda_run {
-    std::int32_t segment = 0;
-    std::int32_t kv_head = 0;
-    std::int32_t first_row = 0; ///< query row of the KV head
-    std::int32_t tile_begin = 0;
-    std::int32_t tile_end = 0;
-};
-
-/// The runs of one thread block: an equal share of all work, in order.
-class cuda_share {
-  public:
-    __device__ UNIPREFILL_HIDDEN cuda_share(const cuda_buffers& buffers, const cuda_tiling& tiling,
-                                            std::int32_t num_segments)
-        : buffers_(buffers)
-        , chunk_rows_(tiling.chunk_rows)
-        , num_segments_(num_segments) {
-        const std::int64_t tiles = buffers.totals->tiles;
-        next_ = tiles * blockIdx.x / gridDim.x;
-        end_ = tiles * (blockIdx.x + std::int64_t{1}) / gridDim.x;
-    }
-    /// @return false once there are no more.
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN bool next(cuda_run& run) {
-        while (next_ < end_) {
-            run.segment = find_segment(buffers_.first_tiles, num_segments_, next_);
-            const cuda_segment& what = buffers_.segments[run.segment];
-            const std::int64_t local = next_ - what.first_tile;
-            const std::int32_t lead = what.lead_tiles;
-            const std::int32_t tiles = lead + what.tiles();
-            const std::int32_t chunks = (what.lanes + chunk_rows_ - 1) / chunk_rows_;
-            const auto unit = static_cast<std::int32_t>(local / tiles);
-            const std::int32_t begin = static_cast<std::int32_t>(local - std::int64_t{unit} * tiles);
-            const std::int64_t left = end_ - next_;
-            const std::int32_t end = left < tiles - begin ? begin + static_cast<std::int32_t>(left) : tiles;
-            next_ += end - begin;
-            run.kv_head = unit / chunks;
-            run.first_row = unit % chunks * chunk_rows_;
-            run.tile_begin = begin > lead ? begin - lead : 0;
-            run.tile_end = end - lead;
-            if (what.num_observations > 0 && run.tile_begin < run.tile_end) {
-                return true;
-            }
-        }
-        return false;
-    }
-
-  private:
-    const cuda_buffers& buffers_;
-    std::int64_t next_ = 0;
-    std::int64_t end_ = 0;
-    std::int32_t chunk_rows_;
-    std::int32_t num_segments_;
-};
-
-/// Where a tile lies in its segment.
-struct cuda_tile {
-    bool own = false;
-    std::int64_t first_key = 0; ///< counted from the request's first
-    std::int32_t first_row = 0; ///< own tiles: counted from the segment's first
-    std::int32_t num_keys = 0;
-    std::int32_t first_slot = 0;
-
-    [[nodiscard]] static __device__ UNIPREFILL_HIDDEN cuda_tile at(const cuda_segment& what,
-                                                                   std::int32_t tile, std::int32_t tile_keys,
-                                                                   std::int32_t slot_keys) {
-        cuda_tile made;
-        made.own = tile >= what.context_tiles;
-        const std::int64_t first = std::int64_t{made.own ? tile - what.context_tiles : tile} * tile_keys;
-        const std::int64_t left = (made.own ? what.rows : what.context) - first;
-        made.first_key = made.own ? what.context + first : first;
-        made.first_row = static_cast<std::int32_t>(made.own ? first : 0);
-        made.num_keys = static_cast<std::int32_t>(left < tile_keys ? left : tile_keys);
-        made.first_slot = static_cast<std::int32_t>((made.own ? what.context_slots : 0) + first / slot_keys);
-        return made;
     }
 };
 

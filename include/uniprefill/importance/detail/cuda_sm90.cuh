@@ -89,7 +89,7 @@ class UNIPREFILL_HIDDEN sm90_loader {
         , pair_(uniform(static_cast<std::int32_t>(threadIdx.x) / sm90_pair)) {}
 
     __device__ void run() {
-        cuda_share share(task_.buffers, task_.tiling, task_.batch.num_segments);
+        cuda_share share(task_.buffers, task_.tiling, task_.batch.num_segments, blockIdx.x, gridDim.x);
         cuda_run now;
         std::int32_t tiles_before = 0;
         cuda_segment& what = shared_.of_loaders[pair_];
@@ -215,7 +215,7 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
     }
 
     __device__ void run() {
-        cuda_share share(task_.buffers, task_.tiling, task_.batch.num_segments);
+        cuda_share share(task_.buffers, task_.tiling, task_.batch.num_segments, blockIdx.x, gridDim.x);
         std::int32_t next = group_; // 64 query rows that are this group's next, counted from the tile's first
         if (group_ == sm90_groups - 1) {
             let_multiply(0);

@@ -32,26 +32,9 @@
 #pragma once
 
 #include <uniprefill/core/config.hpp>
+#include <uniprefill/core/detail/any_team.hpp>
 
 #include <cstdint>
-
-/// In front of a function template for any team: teams of the device have functions that only the device
-/// runs.
-#if defined(__CUDACC__)
-#    define UNIPREFILL_ANY_TEAM _Pragma("nv_exec_check_disable")
-#else
-#    define UNIPREFILL_ANY_TEAM
-#endif
-
-/// In front of a loop over what registers hold: registers have no addresses, so nothing may be left of it.
-/// And in front of one that is rarely run, of which one copy is enough.
-#if defined(__CUDA_ARCH__)
-#    define UNIPREFILL_UNROLL _Pragma("unroll")
-#    define UNIPREFILL_ONE_COPY _Pragma("unroll 1")
-#else
-#    define UNIPREFILL_UNROLL
-#    define UNIPREFILL_ONE_COPY
-#endif
 
 UNIPREFILL_BEGIN_NAMESPACE
 

@@ -2,13 +2,12 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 
 /// @file
-/// From one number for each (query row, slot) to fixed-point masses: first the softmax denominator of each
-/// row, then the shares of each block. Every sum has an order that follows from the segment alone.
+/// What the CUDA estimator combines: one number for each (query row, slot) becomes first the softmax
+/// denominator of each row, then the shares of each block in fixed point. Every sum has an order that follows
+/// from the segment alone.
 #pragma once
 
-#include <uniprefill/core/rows.hpp>
-#include <uniprefill/importance/detail/cuda_math.cuh>
-#include <uniprefill/importance/detail/cuda_plan.cuh>
+#include <uniprefill/importance/detail/plan_layout.hpp>
 
 #include <cstdint>
 
