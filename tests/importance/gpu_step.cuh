@@ -241,24 +241,4 @@ std::vector<up::cuda_device> each_body() {
     return made;
 }
 
-/// The largest difference of masses of scored blocks, as a share of 1e-5 of the mass plus 1e-7 of a head's
-/// total: at most 1 where the two agree. Fault words must be equal.
-inline double worst_difference(masses& a, masses& b, const up::batch_view& batch) {
-    double worst = 0;
-    const double one = static_cast<double>(std::int64_t{1} << a.view().format.fraction_bits);
-    for (std::int32_t s = 0; s < batch.num_segments; ++s) {
-        const std::vector<std::int64_t> left = of_segment(a, batch, s);
-        const std::vector<std::int64_t> right = of_segment(b, batch, s);
-        CAPTURE(s, batch.segment_end(s) - batch.segment_begin(s));
-        REQUIRE(left[0] == right[0]);
-        for (std::size_t i = 1; i < left.size(); ++i) {
-            const double x = static_cast<double>(left[i]) / one;
-            const double y = static_cast<double>(right[i]) / one;
-            worst =
-                std::max(worst, std::abs(x - y) / (1e-5 * std::abs(y) + 1e-7 * a.bounds.num_observations));
-        }
-    }
-    return worst;
-}
-
 } // namespace importance_test

@@ -86,7 +86,8 @@ class UNIPREFILL_HIDDEN mass_adder {
             for (std::int32_t w = 0; w < warps; ++w) {
                 all = HeadReduction::combine(all, masses[w]);
             }
-            (thread % 2 == 0 ? task_.out.free : task_.out.forced)[first + thread / 2] = all;
+            std::int64_t* const out = thread % 2 == 0 ? task_.out.free : task_.out.forced;
+            out[first + thread / 2] = all;
         }
     }
 

@@ -16,12 +16,6 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
-/// The tiling that needs the most numbers: the workspace is sized for it, whatever the element types.
-template <class Policy>
-[[nodiscard]] UNIPREFILL_HOST_API constexpr cuda_tiling largest_tiling() noexcept {
-    return {Policy::block_rows::value(), 64, 256};
-}
-
 /// Rows that 16-byte copies can read.
 [[nodiscard]] inline UNIPREFILL_HOST_API status require_aligned(const void* data, std::int64_t a,
                                                                 std::int64_t b, std::int64_t c,
@@ -79,7 +73,8 @@ importance_estimator<Policy, backend::cuda>::workspace_bytes() const noexcept {
         return 0;
     }
     workspace counting;
-    static_cast<void>(detail::cuda_buffers::carve(counting, bounds_, detail::largest_tiling<Policy>()));
+    static_cast<void>(
+        detail::cuda_buffers::carve(counting, bounds_, detail::cuda_tiling::largest(bounds_.block_rows)));
     return counting.bytes_used();
 }
 
@@ -126,7 +121,8 @@ UNIPREFILL_HOST_API status importance_estimator<Policy, backend::cuda>::run(
     plan.bounds = bounds_;
     plan.batch = batch;
     plan.tiling = bodies::tiling(device_);
-    plan.buffers = detail::cuda_buffers::carve(carved, bounds_, detail::largest_tiling<Policy>());
+    plan.buffers =
+        detail::cuda_buffers::carve(carved, bounds_, detail::cuda_tiling::largest(bounds_.block_rows));
 
     detail::cuda_score_task<Q, T, Cache> score{bounds_, batch,     plan.tiling, plan.buffers,
                                                queries, keys.rows, keys.cached};

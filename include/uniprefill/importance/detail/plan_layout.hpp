@@ -29,6 +29,11 @@ struct cuda_tiling {
     std::int32_t tile_keys = 128;
     std::int32_t chunk_rows = 512; ///< query rows of a KV head that a thread block holds at once
 
+    /// The one that needs the most numbers: the workspace is sized for it, whatever the element types.
+    [[nodiscard]] static UNIPREFILL_API constexpr cuda_tiling largest(std::int32_t block_rows) noexcept {
+        return {block_rows, 64, 256};
+    }
+
     [[nodiscard]] UNIPREFILL_API constexpr std::int32_t slot_keys() const noexcept {
         return block_rows < tile_keys ? block_rows : tile_keys;
     }

@@ -105,8 +105,20 @@ inline constexpr float no_visible_keys = -3.402823466e+38f;
 #endif
 }
 
-/// Arrays of them start without values, and cost nothing where they aren't all filled.
+/// On the device they start as what registers hold: arrays of them cost nothing where they aren't all filled.
 struct four_floats {
+#if defined(__CUDA_ARCH__)
+    UNIPREFILL_API four_floats() noexcept {}
+#else
+    UNIPREFILL_API four_floats() noexcept
+        : four_floats(0, 0, 0, 0) {}
+#endif
+    UNIPREFILL_API four_floats(float first, float second, float third, float fourth) noexcept
+        : x(first)
+        , y(second)
+        , z(third)
+        , w(fourth) {}
+
     float x, y, z, w;
 };
 /// The four numbers at @p from, which is a multiple of 16 bytes.
