@@ -191,6 +191,20 @@ TEST_CASE("as they do where powers of two leave the range of floats", "[importan
     REQUIRE(worst < 100); // a unit in the last place of such scores is 1e-5 of a mass, and there are some
 }
 
+TEST_CASE("a step may need all of the workspace that its limits ask for", "[importance]") {
+    // One block, that the tail cuts, after less than one block of context: three slots.
+    request what{12, up::request_tag::chunk, 30, {40}, {1, 0, 8, 0}};
+    const step<float> small({2, 1, 4, 64, 4}, {what});
+    REQUIRE(check_alike(small, {}, 1) < 1);
+    serial_estimator estimator(exact_limits(small), small.batch(), {64, 64, 256});
+    estimator.plan();
+    const detail::cuda_segment& plan = estimator.segment(0);
+    REQUIRE(plan.slots() == 3);
+    REQUIRE(plan.slots() * plan.lanes == estimator.buffers().max_partials);
+    REQUIRE(plan.lanes == estimator.buffers().max_stats);
+    REQUIRE(plan.num_cuts == estimator.buffers().max_cuts);
+}
+
 TEST_CASE("thread blocks share all tiles, each once", "[importance]") {
     for (std::uint64_t i = 0; i < 200; ++i) {
         generator random(uniprefill_test::seed() * 2000 + i);
