@@ -32,9 +32,9 @@ struct scaled_sum {
     /// Commutes, bit for bit.
     [[nodiscard]] friend UNIPREFILL_API scaled_sum operator+(const scaled_sum& a,
                                                              const scaled_sum& b) noexcept {
-        const float top = larger(a.top, b.top);
-        return {top,
-                add(multiply(a.sum, exp2_of(add(a.top, -top))), multiply(b.sum, exp2_of(add(b.top, -top))))};
+        const float largest = larger(a.top, b.top);
+        return {largest, add(multiply(a.sum, exp2_of(add(a.top, -largest))),
+                             multiply(b.sum, exp2_of(add(b.top, -largest))))};
     }
 };
 
@@ -44,27 +44,28 @@ class UNIPREFILL_HIDDEN strand_sums {
     using batch = four_floats[denominator_batch];
 
     UNIPREFILL_API void add_batch(const batch& values) noexcept {
-        add_row<0>(values, [](const four_floats& of_rows) { return of_rows.x; });
-        add_row<1>(values, [](const four_floats& of_rows) { return of_rows.y; });
-        add_row<2>(values, [](const four_floats& of_rows) { return of_rows.z; });
-        add_row<3>(values, [](const four_floats& of_rows) { return of_rows.w; });
+        add_row<0>([&](std::int32_t i) { return values[i].x; });
+        add_row<1>([&](std::int32_t i) { return values[i].y; });
+        add_row<2>([&](std::int32_t i) { return values[i].z; });
+        add_row<3>([&](std::int32_t i) { return values[i].w; });
     }
     [[nodiscard]] UNIPREFILL_API scaled_sum of_row(std::int32_t row) const noexcept {
         return {tops_[row], static_cast<float>(sums_[row])};
     }
 
   private:
-    template <std::int32_t Row, class Pick>
-    UNIPREFILL_API void add_row(const batch& values, Pick pick) noexcept {
+    /// @param number the row's in each slot of a batch
+    template <std::int32_t Row, class Number>
+    UNIPREFILL_API void add_row(Number number) noexcept {
         float top = tops_[Row];
         UNIPREFILL_UNROLL
         for (std::int32_t i = 0; i < denominator_batch; ++i) {
-            top = larger(top, pick(values[i]));
+            top = larger(top, number(i));
         }
         float sum = 0;
         UNIPREFILL_UNROLL
         for (std::int32_t i = 0; i < denominator_batch; ++i) {
-            sum = add(sum, exp2_of(add(pick(values[i]), -top)));
+            sum = add(sum, exp2_of(add(number(i), -top)));
         }
         sums_[Row] = multiply_add(sums_[Row], static_cast<double>(exp2_of(add(tops_[Row], -top))),
                                   static_cast<double>(sum));
@@ -141,13 +142,13 @@ class UNIPREFILL_HIDDEN denominator_group {
                                                              std::int32_t row) noexcept {
         scaled_sum all;
         UNIPREFILL_EIGHT_COPIES
-        for (std::int32_t w = 0; w < denominator_warps; ++w) {
-            all.top = larger(all.top, of_warps[w][row].top);
+        for (const auto& of_warp : of_warps) {
+            all.top = larger(all.top, of_warp[row].top);
         }
         UNIPREFILL_EIGHT_COPIES
-        for (std::int32_t w = 0; w < denominator_warps; ++w) {
-            const scaled_sum of_warp = of_warps[w][row];
-            all.sum = multiply_add(of_warp.sum, exp2_of(add(of_warp.top, -all.top)), all.sum);
+        for (const auto& of_warp : of_warps) {
+            const scaled_sum mine = of_warp[row];
+            all.sum = multiply_add(mine.sum, exp2_of(add(mine.top, -all.top)), all.sum);
         }
         return all;
     }
