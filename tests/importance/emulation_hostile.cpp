@@ -264,3 +264,42 @@ TEST_CASE("spans that don't fit the limits' context are kept with a fault, on th
     CHECK(faults > 0);
     CHECK(faults < 12);
 }
+
+TEST_CASE("scores of a row that are finite but beyond all measure are doubt, on the host", "[importance]") {
+    const step<float> what({2, 1, 4, 16, 4}, {{53, up::request_tag::prefill, 0, {100}}});
+    const up::limits bounds = what.tight_limits();
+    serial_estimator estimator(bounds, what.batch(), {16, 128, 512});
+    estimator.plan();
+    naive_partials<float>(what, {}, estimator, 0).write();
+    const detail::cuda_segment& plan = estimator.segment(0);
+    for (std::int64_t slot = 0; slot < plan.slots(); ++slot) {
+        estimator.buffers().partials[plan.first_partial + slot * plan.lanes + 5] = -3.0e37f;
+    }
+    masses out(bounds);
+    estimator.combine<up::head_sum>(nullptr, out, true, 2);
+    const std::vector<std::int64_t> all = of_segment(out, what.batch(), 0);
+    CHECK(all[0] == up::fault_word(up::mass_fault::non_finite));
+    CHECK(std::all_of(all.begin() + 1, all.end(), [](std::int64_t mass) { return mass == 0; }));
+}
+
+TEST_CASE("more cut blocks than score kernels can number are kept with a fault, on the host",
+          "[importance]") {
+    for (const std::int32_t spans : {32767, 32768}) {
+        request many{54, up::request_tag::prefill, 0, {32768 * 16}, {1, 0, 0, 0}};
+        for (std::int32_t i = 0; i < spans; ++i) {
+            many.forced.push_back({16 * i + 3, 16 * i + 5});
+        }
+        const step<float> what({1, 1, 1, 16, 1}, {many});
+        up::limits bounds = what.tight_limits();
+        bounds.max_forced_spans = spans;
+        serial_estimator estimator(bounds, what.batch(), {16, 128, 512});
+        estimator.plan();
+        const detail::cuda_segment& plan = estimator.segment(0);
+        INFO(spans << " spans");
+        CHECK((plan.num_observations > 0) == (spans == 32767));
+        CHECK(plan.num_cuts == (spans == 32767 ? spans : 0));
+        CHECK(plan.has_fault == (spans == 32767 ? 0 : 1));
+        CHECK(plan.fault == up::mass_fault::overflow);
+        CHECK(estimator.is_intact());
+    }
+}

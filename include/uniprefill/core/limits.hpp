@@ -14,7 +14,8 @@ UNIPREFILL_BEGIN_NAMESPACE
 /// What an object must be able to hold. Known to the host, fixed for the life of an object; everything that
 /// varies from step to step is an array. Workspace sizes are monotone in rows, cached tokens, requests,
 /// segments, head_dim, n and heads of a group, so an engine may size once for its maximum; a larger G needs
-/// less.
+/// less. On CUDA that takes a max_context_keys of the engine's own: the default follows from whether there
+/// are more segments than requests.
 struct limits {
     std::int32_t max_requests = 1;       ///< requests in one step
     std::int32_t max_segments = 1;       ///< (request, span) pairs in one step, >= max_requests

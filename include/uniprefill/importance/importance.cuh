@@ -25,7 +25,7 @@ UNIPREFILL_BEGIN_NAMESPACE
 /// Holds limits and a device's description only: cheap to copy, and any number of threads may use one object
 /// with workspaces and streams of their own. Two bodies: on compute capability 9.0, where the program was
 /// compiled for sm_90a, warp-specialised wgmma; elsewhere from 8.0 on, mma.sync. cuda_device::body forces
-/// one.
+/// one, and has to where the program has code for plain sm_90: prepare() refuses `automatic` there.
 template <class Policy>
 class importance_estimator<Policy, backend::cuda> {
   public:
@@ -45,7 +45,7 @@ class importance_estimator<Policy, backend::cuda> {
     /// deterministic.
     [[nodiscard]] UNIPREFILL_HOST_API status check() const noexcept;
 
-    /// Bytes that run() needs, 0 where check() fails. Pure, needs no device, monotone in every bound. Nearly
+    /// Bytes that run() needs, 0 where check() fails. Pure, needs no device, monotone as limits says. Nearly
     /// all of it is one float for each (query row, block): with s = min(G, 64), heads H and KV heads K, about
     /// @code
     ///   4 * H * n * (max_rows + context_keys()) / s

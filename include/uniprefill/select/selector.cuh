@@ -36,10 +36,11 @@ struct cuda_selector_options {
 ///
 /// One or two segments of up to 4,096 blocks together take one launch, in which every thread block decides
 /// them for itself; others take two, of which the first decides each segment once: small ones by a thread
-/// block each, large ones by clusters where there are any (compute capability 9.0). Nothing is sorted: a
-/// histogram of all masses tells the few blocks among which the cut lies, and comparing each of these with
-/// each tells which of them it is. A rule of one's own takes two launches, gets its masses sorted, and must
-/// have `keep_count()` and `exact_rows()` that the device can call (mark them `__host__ __device__`).
+/// block each, large ones by clusters where there are any (compute capability 9.0 and up) and segments are
+/// not so many that all count as small. Nothing is sorted: a histogram of all masses tells the few blocks
+/// among which the cut lies, and comparing each of these with each tells which of them it is. A rule of one's
+/// own takes two launches, gets its masses sorted, and must have `keep_count()` and `exact_rows()` that the
+/// device can call (mark them `__host__ __device__`).
 ///
 /// **What only the host can refuse.** On the device a segment is kept whole with the fault `invalid` where
 /// its rule, its tag, its request's options or its forced spans make no sense (of a rule of one's own the

@@ -39,7 +39,8 @@ inline constexpr std::int32_t mass_batch = 8; ///< blocks between two barriers
 /// each of 2 * mass_batch threads or more calls store().
 /// @tparam ByHead whether each head's mass is needed, and not only the sum of all
 /// @tparam Lanes of a warp, which look at each other's registers: `size`, `rank()`, `first(bool)`: the lowest
-/// lane for which it is true, or -1, and `sum(number)` of numbers from 0 to 2^57; both are the same in each
+/// lane for which it is true, or -1, and `sum(number)` of numbers from 0 to 2^61 in all; both are the same in
+/// each
 template <class HeadReduction, bool ByHead, class Lanes>
 class UNIPREFILL_HIDDEN mass_adder {
   public:

@@ -127,9 +127,11 @@ template <class Policy>
                            ">= batch.num_segments", out.num_segments));
     UNIPREFILL_TRY(require(out.num_blocks >= blocks, status_code::out_of_range, "out.num_blocks",
                            "all blocks of the batch", out.num_blocks));
-    if (num_segments > 0) {
+    if (out.num_blocks > 0) { // what lies beyond the batch is written too
         UNIPREFILL_TRY(require_pointer(out.free, "out.free"));
         UNIPREFILL_TRY(require_pointer(out.forced, "out.forced"));
+    }
+    if (out.num_segments > 0) {
         UNIPREFILL_TRY(require_pointer(out.faults, "out.faults"));
     }
     if (per_head.free == nullptr) {

@@ -17,7 +17,7 @@ namespace detail {
 
 inline constexpr std::int32_t mass_ctas = 4; ///< of a multiprocessor at once
 
-/// The sum over a warp of numbers from 0 to 2^57, three sums of 20 or fewer bits each.
+/// The sum over a warp of numbers from 0 to 2^61 in all, by three sums of 20 or 21 bits each.
 [[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::int64_t sum_over_warp(std::int64_t number) {
     constexpr std::uint32_t everyone = 0xffffffffu;
     const auto bits = static_cast<std::uint64_t>(number);

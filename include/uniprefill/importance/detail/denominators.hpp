@@ -174,6 +174,9 @@ class UNIPREFILL_HIDDEN denominator_group {
         }
         const scaled_sum all = sum + sink;
         denominator = add(all.top, log2_of(all.sum));
+        if (is_non_finite(denominator)) { // finite scores beyond all measure: no share of them makes sense
+            task_.buffers.faulty[segment_] = 1;
+        }
     }
 
   private:

@@ -19,8 +19,10 @@ namespace detail {
 
 /// Query rows of a KV head are padded to this many: one matrix instruction's rows.
 inline constexpr std::int32_t row_tile = 64;
-/// Query rows whose denominators one thread block sums.
+/// Query rows whose denominators are summed together, by a warp or a thread block.
 inline constexpr std::int32_t denominator_rows = 32;
+/// Blocks of a segment that forced boundaries may cut: score kernels note their numbers in 16 bits.
+inline constexpr std::int32_t tile_notes_most_cuts = 32767;
 
 /// What follows from G and the keys of a tile. A tile is keys that are multiplied at once; a slot is the
 /// place of one number for each query row: a block, or a tile's part of a block that is larger than a tile.

@@ -96,7 +96,7 @@ inline constexpr float no_visible_keys = -3.402823466e+38f;
 #endif
 }
 /// The integer next to @p x towards zero. Beyond the integers, where only the device has a result, that is
-/// the outermost one, and 0 for NaN.
+/// the outermost one; nothing to rely on for NaN.
 [[nodiscard]] inline UNIPREFILL_API std::int64_t truncate(float x) noexcept {
 #if defined(__CUDA_ARCH__)
     return __float2ll_rz(x);

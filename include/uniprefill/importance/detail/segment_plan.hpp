@@ -105,6 +105,10 @@ class UNIPREFILL_HIDDEN segment_planner {
         made_.own_slots = parts(made_.rows, tiling.slot_keys());
         std::int32_t last_cut = -1;
         made_.num_cuts = visit_cuts([&](std::int32_t, std::int32_t block) { last_cut = block; });
+        if (made_.num_cuts > tile_notes_most_cuts) {
+            made_.num_observations = made_.num_cuts = 0;
+            return refused();
+        }
         made_.cut_slots = made_.num_cuts * tiling.slots_of_a_block();
         // The segment's last block may end before its last slots: no tile fills those of its forced part.
         const std::int32_t missing = (last_cut + 1) * tiling.slots_of_a_block() - made_.own_slots;

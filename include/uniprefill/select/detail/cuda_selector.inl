@@ -31,11 +31,11 @@ struct select_plan {
         select_plan made;
         const std::int64_t average = blocks / (segments > 0 ? segments : 1);
         made.at_once = !sorts && segments <= max_segments_at_once && options.launches != launch_count::two &&
-                       (options.launches == launch_count::one || (segments <= 2 && blocks <= 4096));
+                       (options.launches == launch_count::one || (segments <= 2 && blocks <= lone_blocks));
         const std::int32_t ctas = device.ctas(1);
         // Eight thread blocks that have to wait for each other take longer for some thousand blocks than one.
         if (!made.at_once && !sorts) {
-            made.cluster = options.cluster_ctas > 0 ? options.cluster_ctas : average > 4096 ? 8 : 1;
+            made.cluster = options.cluster_ctas > 0 ? options.cluster_ctas : average > lone_blocks ? 8 : 1;
         }
         while (made.cluster > 1 && made.cluster > (device.compute_capability >= 90 ? ctas : 1)) {
             made.cluster /= 2;

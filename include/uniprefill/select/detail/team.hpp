@@ -9,7 +9,6 @@
 /// so the device's thread blocks and clusters run the very functions that tests run with a single thread on
 /// the host:
 /// * `rank()`, `size()`: this thread's number, and how many there are
-/// * `expect(numbers, count)`: says that the team is about to read them
 /// * `held_blocks`: how many of its blocks a thread keeps in registers
 /// * `combine(tally, with_free)`: the tallies of all threads together, for each of them; `free` only if asked
 ///   for
