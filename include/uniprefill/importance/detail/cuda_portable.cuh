@@ -7,6 +7,7 @@
 /// and multiply with them. At most 51 KiB of shared memory, whatever the head dimension.
 #pragma once
 
+#include <uniprefill/core/cuda.cuh>
 #include <uniprefill/importance/detail/cuda_convert.cuh>
 #include <uniprefill/importance/detail/cuda_finish.cuh>
 #include <uniprefill/importance/detail/cuda_hopper.cuh>

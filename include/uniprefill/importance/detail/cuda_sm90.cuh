@@ -7,6 +7,7 @@
 /// multiply and take exponentials.
 #pragma once
 
+#include <uniprefill/core/cuda.cuh>
 #include <uniprefill/importance/detail/cuda_finish.cuh>
 #include <uniprefill/importance/detail/cuda_hopper.cuh>
 #include <uniprefill/importance/detail/cuda_score.cuh>
