@@ -183,11 +183,10 @@ template <class Team>
     const bool sums = goal.weight != cut_weight::none;
     const bool whole_scope = blocks.scope == mass_scope::all;
     const std::int32_t least = goal.from_end ? -1 : 0; // rows of a block that has a part in it
-    open_keys open{0, std::uint64_t{1} << goal.mass_bits};
-    if (!sums) {
-        open = {goal.target, goal.target};
-    } else if (goal.from_end) {
-        open = open_keys::of_orders(0, blocks.count);
+    open_keys open{goal.target, goal.target};
+    if (sums) {
+        open = goal.from_end ? open_keys::of_orders(0, blocks.count)
+                             : open_keys{0, std::uint64_t{1} << goal.mass_bits};
     }
     std::uint64_t above = 0; // weight beyond the open keys
     std::uint64_t inside = goal.whole;
