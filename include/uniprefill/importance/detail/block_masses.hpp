@@ -104,16 +104,10 @@ class UNIPREFILL_HIDDEN mass_adder {
         if (task_.batch.num_segments == 0) {
             return;
         }
-        std::int32_t begin = 0;
-        std::int32_t end = task_.batch.num_segments;
-        while (end - begin > 1) {
-            const std::int32_t middle = begin + (end - begin) / 2;
-            if (task_.buffers.segments[middle].out_block <= block) {
-                begin = middle;
-            } else {
-                end = middle;
-            }
-        }
+        const cuda_segment* const segments = task_.buffers.segments;
+        const std::int32_t begin =
+            find_segment(task_.batch.num_segments, block,
+                         [segments](std::int32_t index) { return segments[index].out_block; });
         what_ = task_.buffers.segments + begin;
         if (begin + 1 < task_.batch.num_segments) {
             next_out_block_ = task_.buffers.segments[begin + 1].out_block;

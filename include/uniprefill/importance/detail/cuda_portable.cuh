@@ -9,8 +9,8 @@
 
 #include <uniprefill/core/cuda.cuh>
 #include <uniprefill/importance/detail/cuda_convert.cuh>
+#include <uniprefill/importance/detail/cuda_copy.cuh>
 #include <uniprefill/importance/detail/cuda_finish.cuh>
-#include <uniprefill/importance/detail/cuda_hopper.cuh>
 #include <uniprefill/importance/detail/cuda_matrix.cuh>
 
 #include <cstdint>

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <uniprefill/core/cuda.cuh>
+#include <uniprefill/importance/detail/cuda_copy.cuh>
 #include <uniprefill/importance/detail/cuda_finish.cuh>
 #include <uniprefill/importance/detail/cuda_hopper.cuh>
 #include <uniprefill/importance/detail/cuda_score.cuh>

@@ -9,6 +9,7 @@
 #include <uniprefill/core/detail/row_search.hpp>
 #include <uniprefill/core/limits.hpp>
 #include <uniprefill/core/workspace.hpp>
+#include <uniprefill/importance/detail/named_rows.hpp>
 
 #include <cstdint>
 
@@ -149,32 +150,14 @@ class UNIPREFILL_HIDDEN forced_row_scan {
                                                                         const scored_segment& what,
                                                                         std::int32_t n,
                                                                         std::int32_t* rows) noexcept {
-    const std::int32_t begin = what.first_row;
-    const std::int32_t end = what.first_row + what.rows;
     const span_lists& named = batch.observed;
-    const bool are_named =
-        named.offsets != nullptr && named.offsets[what.request] < named.offsets[what.request + 1];
-    std::int32_t count = 0;
-    if (!are_named) {
-        for (std::int32_t row = end; row > begin && count < n; --row) {
-            rows[count++] = row - 1 - begin;
-        }
-    } else {
-        for (std::int32_t i = named.offsets[what.request + 1]; i > named.offsets[what.request] && count < n;
-             --i) {
-            const std::int32_t span_begin =
-                first_row_at(batch.positions, begin, end, named.spans[i - 1].begin);
-            const std::int32_t span_end =
-                first_row_at(batch.positions, span_begin, end, named.spans[i - 1].end);
-            for (std::int32_t row = span_end; row > span_begin && count < n; --row) {
-                rows[count++] = row - 1 - begin;
-            }
-        }
+    if (named.offsets != nullptr && named.offsets[what.request] < named.offsets[what.request + 1]) {
+        return list_named_rows(batch.positions, what.first_row, what.first_row + what.rows, named.spans,
+                               named.offsets[what.request], named.offsets[what.request + 1], n, rows);
     }
-    for (std::int32_t low = 0, high = count - 1; low < high; ++low, --high) {
-        const std::int32_t swapped = rows[low];
-        rows[low] = rows[high];
-        rows[high] = swapped;
+    const std::int32_t count = what.rows < n ? what.rows : n;
+    for (std::int32_t i = 0; i < count; ++i) {
+        rows[i] = what.rows - count + i;
     }
     return count;
 }

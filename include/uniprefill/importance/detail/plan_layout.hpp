@@ -22,7 +22,7 @@ inline constexpr std::int32_t row_tile = 64;
 /// Query rows whose denominators are summed together, by a warp or a thread block.
 inline constexpr std::int32_t denominator_rows = 32;
 /// Blocks of a segment that forced boundaries may cut: score kernels note their numbers in 16 bits.
-inline constexpr std::int32_t tile_notes_most_cuts = 32767;
+inline constexpr std::int32_t most_cuts_of_a_segment = 32767;
 
 /// What follows from G and the keys of a tile. A tile is keys that are multiplied at once; a slot is the
 /// place of one number for each query row: a block, or a tile's part of a block that is larger than a tile.
@@ -164,20 +164,27 @@ struct cuda_plan_task {
     cuda_buffers buffers;
 };
 
-/// The last index below @p count whose entry isn't beyond @p value. Entries ascend, the first is 0.
-[[nodiscard]] inline UNIPREFILL_API std::int32_t find_segment(const std::int64_t* firsts, std::int32_t count,
-                                                              std::int64_t value) noexcept {
+/// The last index below @p count of which @p first_of(index) isn't beyond @p value, 0 where there is none.
+/// First ones ascend.
+template <class FirstOf>
+[[nodiscard]] UNIPREFILL_API std::int32_t find_segment(std::int32_t count, std::int64_t value,
+                                                       FirstOf first_of) noexcept {
     std::int32_t begin = 0;
     std::int32_t end = count;
     while (end - begin > 1) {
         const std::int32_t middle = begin + (end - begin) / 2;
-        if (firsts[middle] <= value) {
+        if (first_of(middle) <= value) {
             begin = middle;
         } else {
             end = middle;
         }
     }
     return begin;
+}
+/// The same for an array.
+[[nodiscard]] inline UNIPREFILL_API std::int32_t find_segment(const std::int64_t* firsts, std::int32_t count,
+                                                              std::int64_t value) noexcept {
+    return find_segment(count, value, [firsts](std::int32_t index) { return firsts[index]; });
 }
 
 /// The row, counted from its segment's first, of an observation.

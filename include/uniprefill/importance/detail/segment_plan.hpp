@@ -7,6 +7,7 @@
 #pragma once
 
 #include <uniprefill/core/detail/row_search.hpp>
+#include <uniprefill/importance/detail/named_rows.hpp>
 #include <uniprefill/importance/detail/plan_layout.hpp>
 
 #include <cstdint>
@@ -105,7 +106,7 @@ class UNIPREFILL_HIDDEN segment_planner {
         made_.own_slots = parts(made_.rows, tiling.slot_keys());
         std::int32_t last_cut = -1;
         made_.num_cuts = visit_cuts([&](std::int32_t, std::int32_t block) { last_cut = block; });
-        if (made_.num_cuts > tile_notes_most_cuts) {
+        if (made_.num_cuts > most_cuts_of_a_segment) {
             made_.num_observations = made_.num_cuts = 0;
             return refused();
         }
@@ -243,24 +244,10 @@ class UNIPREFILL_HIDDEN segment_planner {
             made_.num_observations = made_.rows < n ? made_.rows : n;
             return;
         }
-        const std::int32_t begin = made_.first_row;
-        const std::int32_t end = begin + made_.rows;
-        std::int32_t count = 0;
-        for (std::int32_t i = last; i > first && count < n; --i) {
-            const std::int32_t from =
-                bracketed_row_at(batch_.positions, begin, end, named.spans[i - 1].begin);
-            const std::int32_t to = bracketed_row_at(batch_.positions, from, end, named.spans[i - 1].end);
-            for (std::int32_t row = to; row > from && count < n; --row) {
-                listed[count++] = row - 1 - begin;
-            }
-        }
-        for (std::int32_t low = 0, high = count - 1; low < high; ++low, --high) {
-            const std::int32_t swapped = listed[low];
-            listed[low] = listed[high];
-            listed[high] = swapped;
-        }
         made_.named = 1;
-        made_.num_observations = count;
+        made_.num_observations =
+            list_named_rows(batch_.positions, made_.first_row, made_.first_row + made_.rows, named.spans,
+                            first, last, n, listed);
     }
 
     const cuda_plan_task& task_;
