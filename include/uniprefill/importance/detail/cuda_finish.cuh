@@ -15,6 +15,33 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
+/// What all tiles of a run have in common, for shared memory: a thread's registers are full of scores, and
+/// what the compiler puts into local memory instead takes the way to the second-level cache and back.
+struct score_run {
+    cuda_run now;
+    std::int32_t full_context; ///< the first context tile that has keys of which none is there
+    std::int32_t full_own;     ///< the first own tile that has keys that not every row sees
+    std::int32_t own_slots_at; ///< added to an own tile's first slot
+    float* numbers;            ///< of slot 0 and the first query row
+    std::int64_t stride;       ///< from slot to slot
+
+    template <std::int32_t TileKeys, std::int32_t Slots, class Task>
+    [[nodiscard]] static __device__ UNIPREFILL_HIDDEN score_run of(const Task& task, const cuda_segment& what,
+                                                                   const cuda_run& now) {
+        score_run made;
+        made.now = now;
+        const std::int32_t seen =
+            observation_row(task.buffers, what, now.segment, task.bounds.num_observations, 0) + 1;
+        made.full_context = static_cast<std::int32_t>(what.context / TileKeys);
+        made.full_own = what.context_tiles + (seen < what.rows ? seen : what.rows) / TileKeys;
+        made.own_slots_at = what.context_slots - what.context_tiles * Slots;
+        made.numbers = task.buffers.partials + what.first_partial + std::int64_t{now.kv_head} * what.lanes +
+                       now.first_row;
+        made.stride = std::int64_t{task.bounds.num_kv_heads} * what.lanes;
+        return made;
+    }
+};
+
 /// What a warp knows of the (segment, KV head, chunk of query rows) that it works on.
 template <class Task, std::int32_t TileKeys, std::int32_t G, bool Softcap>
 class UNIPREFILL_HIDDEN score_finisher {
@@ -26,26 +53,21 @@ class UNIPREFILL_HIDDEN score_finisher {
     using scores =
         float[TileKeys / 2]; ///< [4 j + i]: key 8 j + 2 (lane mod 4) + i mod 2, row lane / 4 + 8 (i / 2)
 
-    /// @param what must outlive this
-    __device__ score_finisher(const Task& task, const cuda_segment& what, const cuda_run& now)
+    /// @param what and @param run must outlive this; they may still change until the first tile
+    __device__ score_finisher(const Task& task, const cuda_segment& what, const score_run& run)
         : task_(task)
         , what_(what)
-        , now_(now)
-        , stride_(std::int64_t{task.bounds.num_kv_heads} * what.lanes)
-        , lane_(static_cast<std::int32_t>(threadIdx.x % 32)) {
-        partials_ = task.buffers.partials + what.first_partial + std::int64_t{now.kv_head} * what.lanes +
-                    now.first_row + lane_ / 4;
-        const std::int32_t first = sums::first_value(lane_ % 4);
-        lane_partials_ = partials_ + first / 2 * stride_ + first % 2 * 8;
-        const std::int32_t seen =
-            observation_row(task.buffers, what, now.segment, task.bounds.num_observations, 0) + 1;
-        full_context_ = static_cast<std::int32_t>(what.context / TileKeys);
-        full_own_ = what.context_tiles + (seen < what.rows ? seen : what.rows) / TileKeys;
+        , run_(run)
+        , lane_(static_cast<std::int32_t>(threadIdx.x % 32)) {}
+
+    /// The run @p now of segment @p what, to be shared.
+    [[nodiscard]] static __device__ score_run share(const Task& task, const cuda_segment& what,
+                                                    const cuda_run& now) {
+        return score_run::of<TileKeys, slots>(task, what, now);
     }
 
     /// What is known of a tile before its scores are.
     struct place {
-        float* numbers;         ///< of the lane's first number, for the chunk's first row
         const tile_notes* cuts; ///< null where no forced boundary cuts a block of the tile
         std::int32_t tile;
         bool suspicious; ///< a score might be NaN or infinite
@@ -53,11 +75,8 @@ class UNIPREFILL_HIDDEN score_finisher {
     };
     [[nodiscard]] __device__ place place_of(std::int32_t tile, bool suspicious,
                                             const tile_notes* cuts) const {
-        const bool own = tile >= what_.context_tiles;
-        const std::int32_t slot =
-            own ? what_.context_slots + (tile - what_.context_tiles) * slots : tile * slots;
-        return {lane_partials_ + slot * stride_, cuts, tile, suspicious,
-                cuts == nullptr && tile < (own ? full_own_ : full_context_)};
+        const std::int32_t full = tile >= what_.context_tiles ? run_.full_own : run_.full_context;
+        return {cuts, tile, suspicious, cuts == nullptr && tile < full};
     }
 
     /// Stores one number for each (query row, slot) of a tile.
@@ -81,9 +100,13 @@ class UNIPREFILL_HIDDEN score_finisher {
             float numbers[sums::per_lane];
             if (sums::run(values, own_factors, lane_ % 4, numbers)) {
                 if (sums::values > 2 || lane_ % 2 == 0) {
+                    const std::int32_t first = sums::first_value(lane_ % 4);
+                    const std::int32_t slot =
+                        at.tile * slots + (at.tile >= what_.context_tiles ? run_.own_slots_at : 0) + first / 2;
+                    float* const to = run_.numbers + slot * run_.stride + (row + lane_ / 4 + first % 2 * 8);
 #pragma unroll
                     for (std::int32_t k = 0; k < sums::per_lane; ++k) {
-                        at.numbers[k / 2 * stride_ + k % 2 * 8 + row] = numbers[k];
+                        to[k / 2 * run_.stride + k % 2 * 8] = numbers[k];
                     }
                 }
                 return;
@@ -103,7 +126,7 @@ class UNIPREFILL_HIDDEN score_finisher {
             sum = multiply_add(values[i], 0.0f, sum);
         }
         if (is_non_finite(sum)) {
-            task_.buffers.faulty[now_.segment] = 1;
+            task_.buffers.faulty[run_.now.segment] = 1;
         }
     }
 
@@ -114,7 +137,7 @@ class UNIPREFILL_HIDDEN score_finisher {
         typename sums::visibility seen;
 #pragma unroll
         for (std::int32_t i = 0; i < 2; ++i) {
-            seen[i] = sums::first_keys(seen_by(now_.first_row + row + lane_ / 4 + 8 * i, tile), lane_ % 4);
+            seen[i] = sums::first_keys(seen_by(run_.now.first_row + row + lane_ / 4 + 8 * i, tile), lane_ % 4);
         }
         // First the free keys of cut blocks with everything else, then their forced ones.
 #pragma unroll 1
@@ -141,7 +164,7 @@ class UNIPREFILL_HIDDEN score_finisher {
                          (tile.first_row / slot_keys + slot) % parts;
                 }
                 if (stored) {
-                    partials_[at * stride_ + row + (first + k) % 2 * 8] = numbers[k];
+                    run_.numbers[at * run_.stride + row + lane_ / 4 + (first + k) % 2 * 8] = numbers[k];
                 }
             }
         }
@@ -153,19 +176,14 @@ class UNIPREFILL_HIDDEN score_finisher {
             return tile.num_keys;
         }
         const std::int32_t observed = observation_row(
-            task_.buffers, what_, now_.segment, task_.bounds.num_observations, row % what_.num_observations);
+            task_.buffers, what_, run_.now.segment, task_.bounds.num_observations, row % what_.num_observations);
         const std::int32_t seen = observed + 1 - tile.first_row;
         return seen < 0 ? 0 : seen < tile.num_keys ? seen : tile.num_keys;
     }
 
     const Task& task_;
     const cuda_segment& what_;
-    cuda_run now_;
-    std::int64_t stride_;  ///< from slot to slot
-    float* partials_;      ///< of slot 0 and the lane's first row
-    float* lane_partials_; ///< where the lane's first number goes, see slot_sums
-    std::int32_t full_context_;
-    std::int32_t full_own_;
+    const score_run& run_;
     std::int32_t lane_;
 };
 

@@ -218,7 +218,8 @@ class UNIPREFILL_HIDDEN portable_scorer {
         const bool active = now.first_row + first_row < what.lanes;
         const bool suspicious_queries = __any_sync(0xffffffffu, active && load_queries(now, first_row));
         const float key_scale = scale_of_keys(now);
-        const finisher finish(task_, what, now);
+        const score_run run = finisher::share(task_, what, now);
+        const finisher finish(task_, what, run);
         std::int32_t stage = 0;
 #pragma unroll 1
         for (std::int32_t tile = now.tile_begin; tile < now.tile_end; ++tile) {

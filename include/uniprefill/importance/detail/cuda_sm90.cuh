@@ -56,6 +56,7 @@ struct sm90_shared {
     tile_notes notes[sm90_max_stages];
     cuda_segment of_loaders[2]; ///< the segment that each pair of warps fetches keys of
     cuda_segment of_multipliers;
+    score_run run;
     std::uint32_t suspicious_queries;
 };
 
@@ -233,11 +234,13 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
             const std::int32_t left = what.lanes - now_.first_row;
             const std::int32_t rows = left < shape::chunk_rows ? left : shape::chunk_rows;
             row_tiles_ = rows / row_tile;
+            if (thread() == 0) {
+                shared_.run = finisher::share(task_, what, now_);
+            }
             fetch_queries(rows);
             fence_for_matrix_reads();
             join_threads<sm90_multipliers>(3);
-            suspicious_queries_ = shared_.suspicious_queries != 0;
-            const finisher finish(task_, what, now_);
+            const finisher finish(task_, what, shared_.run);
             for (std::int32_t tile = now_.tile_begin; tile < now_.tile_end; ++tile) {
                 next = multiply_tile(finish, tile, next);
             }
@@ -384,7 +387,7 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
             return rows - row_tiles_;
         }
         const tile_notes& notes = shared_.notes[stage];
-        const bool suspicious = suspicious_queries_ || notes.any_suspicious();
+        const bool suspicious = shared_.suspicious_queries != 0 || notes.any_suspicious();
         const tile_notes* const cuts = notes.has_cuts != 0 ? &notes : nullptr;
         const typename finisher::place place = finish.place_of(index, suspicious, cuts);
         for (; rows < row_tiles_; rows += sm90_groups) {
@@ -472,7 +475,6 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
     std::int32_t group_;
     std::int32_t lane_;
     std::int32_t warp_;
-    bool suspicious_queries_ = false;
 };
 
 #endif // __CUDA_ARCH_FEAT_SM90_ALL
