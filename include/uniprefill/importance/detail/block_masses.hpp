@@ -105,9 +105,9 @@ class UNIPREFILL_HIDDEN mass_adder {
             return;
         }
         const cuda_segment* const segments = task_.buffers.segments;
-        const std::int32_t begin =
-            find_segment(task_.batch.num_segments, block,
-                         [segments](std::int32_t index) { return segments[index].out_block; });
+        const std::int32_t begin = find_last(task_.batch.num_segments, block, [segments](std::int32_t index) {
+            return segments[index].out_block;
+        });
         what_ = task_.buffers.segments + begin;
         if (begin + 1 < task_.batch.num_segments) {
             next_out_block_ = task_.buffers.segments[begin + 1].out_block;

@@ -46,6 +46,10 @@ class score_bodies {
         return uses_sm90(device) ? cuda_tiling{G, sm90::tile_keys, sm90::chunk_rows}
                                  : cuda_tiling{G, portable::tile_keys, portable::chunk_rows};
     }
+    /// Thread blocks that launch() takes.
+    [[nodiscard]] static UNIPREFILL_HOST_API std::int32_t ctas(const cuda_device& device) noexcept {
+        return device.ctas(uses_sm90(device) ? 1 : portable::ctas_per_multiprocessor);
+    }
     [[nodiscard]] static UNIPREFILL_HOST_API status prepare(const cuda_device& device) noexcept {
         UNIPREFILL_TRY(check(device));
         if constexpr (has_sm90) {
@@ -69,16 +73,15 @@ class score_bodies {
                 return detail::launch(device,
                                       softcap ? sm90_score_kernel<Q, T, Cache, D, G, true>
                                               : sm90_score_kernel<Q, T, Cache, D, G, false>,
-                                      static_cast<unsigned>(device.ctas(1)), sm90_threads,
+                                      static_cast<unsigned>(ctas(device)), sm90_threads,
                                       static_cast<std::size_t>(sm90::dynamic_bytes), stream, what);
             }
         }
         return detail::launch(device,
                               softcap ? portable_score_kernel<Q, T, Cache, D, G, true>
                                       : portable_score_kernel<Q, T, Cache, D, G, false>,
-                              static_cast<unsigned>(device.ctas(portable::ctas_per_multiprocessor)),
-                              portable::threads, static_cast<std::size_t>(portable::dynamic_bytes), stream,
-                              what);
+                              static_cast<unsigned>(ctas(device)), portable::threads,
+                              static_cast<std::size_t>(portable::dynamic_bytes), stream, what);
     }
 
   private:

@@ -121,6 +121,7 @@ UNIPREFILL_HOST_API status importance_estimator<Policy, backend::cuda>::run(
     plan.bounds = bounds_;
     plan.batch = batch;
     plan.tiling = bodies::tiling(device_);
+    plan.ctas = bodies::ctas(device_);
     plan.buffers =
         detail::cuda_buffers::carve(carved, bounds_, detail::cuda_tiling::largest(bounds_.block_rows));
 

@@ -22,7 +22,7 @@ struct score_run {
     std::int32_t full_context; ///< the first context tile that has keys of which none is there
     std::int32_t full_own;     ///< the first own tile that has keys that not every row sees
     std::int32_t own_slots_at; ///< added to an own tile's first slot
-    float* numbers;            ///< of slot 0 and the first query row
+    std::int64_t first_number; ///< among all partials: of slot 0 and the first query row
     std::int64_t stride;       ///< from slot to slot
 
     template <std::int32_t TileKeys, std::int32_t Slots, class Task>
@@ -35,8 +35,7 @@ struct score_run {
         made.full_context = static_cast<std::int32_t>(what.context / TileKeys);
         made.full_own = what.context_tiles + (seen < what.rows ? seen : what.rows) / TileKeys;
         made.own_slots_at = what.context_slots - what.context_tiles * Slots;
-        made.numbers = task.buffers.partials + what.first_partial + std::int64_t{now.kv_head} * what.lanes +
-                       now.first_row;
+        made.first_number = what.first_partial + std::int64_t{now.kv_head} * what.lanes + now.first_row;
         made.stride = std::int64_t{task.bounds.num_kv_heads} * what.lanes;
         return made;
     }
@@ -53,7 +52,7 @@ class UNIPREFILL_HIDDEN score_finisher {
     using scores =
         float[TileKeys / 2]; ///< [4 j + i]: key 8 j + 2 (lane mod 4) + i mod 2, row lane / 4 + 8 (i / 2)
 
-    /// @param what and @param run must outlive this; they may still change until the first tile
+    /// @param what and @param run must outlive this
     __device__ score_finisher(const Task& task, const cuda_segment& what, const score_run& run)
         : task_(task)
         , what_(what)
@@ -70,13 +69,15 @@ class UNIPREFILL_HIDDEN score_finisher {
     struct place {
         const tile_notes* cuts; ///< null where no forced boundary cuts a block of the tile
         std::int32_t tile;
+        std::int32_t first_slot;
         bool suspicious; ///< a score might be NaN or infinite
         bool plain;      ///< every key counts for every row, as nearly always
     };
     [[nodiscard]] __device__ place place_of(std::int32_t tile, bool suspicious,
                                             const tile_notes* cuts) const {
-        const std::int32_t full = tile >= what_.context_tiles ? run_.full_own : run_.full_context;
-        return {cuts, tile, suspicious, cuts == nullptr && tile < full};
+        const bool own = tile >= what_.context_tiles;
+        return {cuts, tile, tile * slots + (own ? run_.own_slots_at : 0), suspicious,
+                cuts == nullptr && tile < (own ? run_.full_own : run_.full_context)};
     }
 
     /// Stores one number for each (query row, slot) of a tile.
@@ -101,9 +102,9 @@ class UNIPREFILL_HIDDEN score_finisher {
             if (sums::run(values, own_factors, lane_ % 4, numbers)) {
                 if (sums::values > 2 || lane_ % 2 == 0) {
                     const std::int32_t first = sums::first_value(lane_ % 4);
-                    const std::int32_t slot =
-                        at.tile * slots + (at.tile >= what_.context_tiles ? run_.own_slots_at : 0) + first / 2;
-                    float* const to = run_.numbers + slot * run_.stride + (row + lane_ / 4 + first % 2 * 8);
+                    float* const to = task_.buffers.partials + run_.first_number +
+                                      (at.first_slot + first / 2) * run_.stride +
+                                      (row + lane_ / 4 + first % 2 * 8);
 #pragma unroll
                     for (std::int32_t k = 0; k < sums::per_lane; ++k) {
                         to[k / 2 * run_.stride + k % 2 * 8] = numbers[k];
@@ -137,7 +138,8 @@ class UNIPREFILL_HIDDEN score_finisher {
         typename sums::visibility seen;
 #pragma unroll
         for (std::int32_t i = 0; i < 2; ++i) {
-            seen[i] = sums::first_keys(seen_by(run_.now.first_row + row + lane_ / 4 + 8 * i, tile), lane_ % 4);
+            seen[i] =
+                sums::first_keys(seen_by(run_.now.first_row + row + lane_ / 4 + 8 * i, tile), lane_ % 4);
         }
         // First the free keys of cut blocks with everything else, then their forced ones.
 #pragma unroll 1
@@ -164,7 +166,8 @@ class UNIPREFILL_HIDDEN score_finisher {
                          (tile.first_row / slot_keys + slot) % parts;
                 }
                 if (stored) {
-                    run_.numbers[at * run_.stride + row + lane_ / 4 + (first + k) % 2 * 8] = numbers[k];
+                    task_.buffers.partials[run_.first_number + at * run_.stride + row + lane_ / 4 +
+                                           (first + k) % 2 * 8] = numbers[k];
                 }
             }
         }
@@ -175,8 +178,9 @@ class UNIPREFILL_HIDDEN score_finisher {
         if (!tile.own) {
             return tile.num_keys;
         }
-        const std::int32_t observed = observation_row(
-            task_.buffers, what_, run_.now.segment, task_.bounds.num_observations, row % what_.num_observations);
+        const std::int32_t observed =
+            observation_row(task_.buffers, what_, run_.now.segment, task_.bounds.num_observations,
+                            row % what_.num_observations);
         const std::int32_t seen = observed + 1 - tile.first_row;
         return seen < 0 ? 0 : seen < tile.num_keys ? seen : tile.num_keys;
     }

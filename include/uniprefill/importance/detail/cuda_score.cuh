@@ -118,9 +118,10 @@ __device__ UNIPREFILL_HIDDEN inline void note_cuts(const batch_view& batch, cons
         std::int32_t cut = -1;
         if (thread < TileKeys / slot_keys) {
             const std::int32_t block = (at.first_row + thread * slot_keys) / G;
-            for (std::int32_t i = 0; i < what.num_cuts; ++i) {
-                cut = buffers.cut_blocks[what.first_cut + i] == block ? i : cut;
-            }
+            const std::int32_t* const blocks = buffers.cut_blocks + what.first_cut;
+            const std::int32_t found =
+                find_last(what.num_cuts, block, [blocks](std::int32_t index) { return blocks[index]; });
+            cut = blocks[found] == block ? found : -1;
             notes.cuts[thread] = static_cast<std::int16_t>(cut);
         }
         const bool has_cuts = __any_sync(0xffffffffu, cut >= 0);

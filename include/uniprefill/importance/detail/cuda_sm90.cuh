@@ -405,6 +405,7 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
             }
             finish.finish(scores, place, row, factors);
             if (last && cuts != nullptr) {
+                __syncwarp(); // every lane has read the notes
                 release(stage);
             }
         }

@@ -49,7 +49,7 @@ struct cuda_tiling {
 struct cuda_segment {
     std::int64_t context = 0;       ///< keys before the segment's first row
     std::int64_t cached = 0;        ///< of these, the first so many are in the cache
-    std::int64_t first_tile = 0;    ///< of its work, lead tiles and tiles, among that of all segments
+    std::int64_t first_tile = 0;    ///< of its work, lead, tiles and trail, among that of all segments
     std::int64_t first_stat = 0;    ///< of its rows, among those of all segments: [kv head][lane]
     std::int64_t first_partial = 0; ///< of its numbers: [slot][kv head][lane]
     std::int64_t first_block = 0;   ///< of its own blocks, among those of all segments
@@ -75,14 +75,19 @@ struct cuda_segment {
     std::int32_t end_span = 0;
     mass_fault fault = mass_fault::overflow;
     std::int32_t has_fault = 0;
-    /// What it costs a thread block to change to another (KV head, chunk of query rows), in tiles: queries
-    /// have to be fetched, and the last tile has keys that not every row sees.
+    /// What work costs besides its tiles, in tiles, for each (KV head, chunk of query rows): queries have to
+    /// be fetched before the first, and the last has keys that not every row sees.
     std::int32_t lead_tiles = 0;
+    std::int32_t trail_tiles = 0;
 
     [[nodiscard]] UNIPREFILL_API std::int64_t slots() const noexcept {
         return std::int64_t{context_slots} + own_slots + cut_slots;
     }
     [[nodiscard]] UNIPREFILL_API std::int32_t tiles() const noexcept { return context_tiles + own_tiles; }
+    /// Of one (KV head, chunk of query rows), with what it costs besides.
+    [[nodiscard]] UNIPREFILL_API std::int32_t cost() const noexcept {
+        return lead_tiles + tiles() + trail_tiles;
+    }
 };
 
 /// Running sums over segments.
@@ -162,13 +167,14 @@ struct cuda_plan_task {
     batch_view batch;
     cuda_tiling tiling;
     cuda_buffers buffers;
+    std::int32_t ctas = 1; ///< thread blocks that share the tiles
 };
 
 /// The last index below @p count of which @p first_of(index) isn't beyond @p value, 0 where there is none.
 /// First ones ascend.
 template <class FirstOf>
-[[nodiscard]] UNIPREFILL_API std::int32_t find_segment(std::int32_t count, std::int64_t value,
-                                                       FirstOf first_of) noexcept {
+[[nodiscard]] UNIPREFILL_API std::int32_t find_last(std::int32_t count, std::int64_t value,
+                                                    FirstOf first_of) noexcept {
     std::int32_t begin = 0;
     std::int32_t end = count;
     while (end - begin > 1) {
@@ -181,10 +187,10 @@ template <class FirstOf>
     }
     return begin;
 }
-/// The same for an array.
+/// The segment that has @p value, where @p firsts ascend from segment to segment.
 [[nodiscard]] inline UNIPREFILL_API std::int32_t find_segment(const std::int64_t* firsts, std::int32_t count,
                                                               std::int64_t value) noexcept {
-    return find_segment(count, value, [firsts](std::int32_t index) { return firsts[index]; });
+    return find_last(count, value, [firsts](std::int32_t index) { return firsts[index]; });
 }
 
 /// The row, counted from its segment's first, of an observation.

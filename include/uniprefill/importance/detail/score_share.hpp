@@ -41,18 +41,17 @@ class cuda_share {
             run.segment = find_segment(buffers_.first_tiles, num_segments_, next_);
             const cuda_segment& what = buffers_.segments[run.segment];
             const std::int64_t local = next_ - what.first_tile;
-            const std::int32_t lead = what.lead_tiles;
-            const std::int32_t tiles = lead + what.tiles();
+            const std::int32_t cost = what.cost();
             const std::int32_t chunks = (what.lanes + chunk_rows_ - 1) / chunk_rows_;
-            const auto unit = static_cast<std::int32_t>(local / tiles);
-            const std::int32_t begin = static_cast<std::int32_t>(local - std::int64_t{unit} * tiles);
+            const auto unit = static_cast<std::int32_t>(local / cost);
+            const std::int32_t begin = static_cast<std::int32_t>(local - std::int64_t{unit} * cost);
             const std::int64_t left = end_ - next_;
-            const std::int32_t end = left < tiles - begin ? begin + static_cast<std::int32_t>(left) : tiles;
+            const std::int32_t end = left < cost - begin ? begin + static_cast<std::int32_t>(left) : cost;
             next_ += end - begin;
             run.kv_head = unit / chunks;
             run.first_row = unit % chunks * chunk_rows_;
-            run.tile_begin = begin > lead ? begin - lead : 0;
-            run.tile_end = end - lead;
+            run.tile_begin = begin > what.lead_tiles ? begin - what.lead_tiles : 0;
+            run.tile_end = end < cost - what.trail_tiles ? end - what.lead_tiles : what.tiles();
             if (what.num_observations > 0 && run.tile_begin < run.tile_end) {
                 return true;
             }

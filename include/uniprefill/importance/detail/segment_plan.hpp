@@ -29,7 +29,7 @@ namespace detail {
     const std::int64_t kv_heads = task.bounds.num_kv_heads;
     const std::int64_t chunks = (what.lanes + task.tiling.chunk_rows - 1) / task.tiling.chunk_rows;
     plan_sums work;
-    work.tiles = kv_heads * chunks * (what.lead_tiles + what.tiles());
+    work.tiles = kv_heads * chunks * what.cost();
     work.stats = kv_heads * what.lanes;
     work.partials = what.slots() * work.stats;
     work.blocks = num_blocks(what.rows, task.tiling.block_rows);
@@ -100,8 +100,10 @@ class UNIPREFILL_HIDDEN segment_planner {
         made_.lanes = (made_.query_rows + row_tile - 1) / row_tile * row_tile;
         made_.context_tiles = parts(made_.context, tiling.tile_keys);
         made_.own_tiles = parts(made_.rows, tiling.tile_keys);
-        // Not worth a split where there are few tiles.
-        made_.lead_tiles = made_.tiles() >= 128 ? 4 : 0;
+        if (has_many_tiles()) {
+            made_.lead_tiles = 1;
+            made_.trail_tiles = 2;
+        }
         made_.context_slots = parts(made_.context, tiling.slot_keys());
         made_.own_slots = parts(made_.rows, tiling.slot_keys());
         std::int32_t last_cut = -1;
@@ -228,6 +230,14 @@ class UNIPREFILL_HIDDEN segment_planner {
             covered = to > covered ? to : covered;
         }
         return covered < end;
+    }
+
+    /// Whether thread blocks have so many tiles each that another part of one doesn't matter. As an upper
+    /// bound of rows says it, so that all segments agree.
+    [[nodiscard]] UNIPREFILL_API bool has_many_tiles() const noexcept {
+        const std::int64_t tiles =
+            std::int64_t{batch_.num_rows} / task_.tiling.tile_keys + made_.context_tiles;
+        return tiles * task_.bounds.num_kv_heads >= std::int64_t{12} * task_.ctas;
     }
 
     UNIPREFILL_API void list_observations(std::int32_t* listed) noexcept {
