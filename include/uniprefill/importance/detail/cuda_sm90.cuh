@@ -408,6 +408,7 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
         return rows - row_tiles_;
     }
     __device__ void release(std::uint32_t stage) {
+        __syncwarp(); // what lanes have read of the stage comes before the one that arrives for them
         if (lane_ == 0) {
             barrier_arrive(&shared_.empty[stage]);
         }
