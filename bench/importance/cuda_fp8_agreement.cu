@@ -5,8 +5,8 @@
 // holds them (e4m3, one scale for each KV head: its largest element is 448). Nothing is timed.
 //
 // 32 query heads, 8 KV heads of 128, n 128, G 64, sinks and tail of 128 forced rows; requests of 2K to 32K
-// keys, their lengths log-uniform. Shares of blocks are of all blocks of all requests; shares of mass are of a
-// request's free mass, as bfloat16 keys give it, mean and maximum over requests.
+// keys, their lengths log-uniform. Shares of blocks are of all blocks of all requests; shares of mass are of
+// a request's free mass, as bfloat16 keys give it, mean and maximum over requests.
 
 #include "../support/device_timer.cuh"
 
@@ -217,8 +217,9 @@ class laboratory {
             up::mass_view::over(buffer_->data<std::int64_t>(), bounds_, up::memory_space::device), {},
             up::workspace(memory_->data(), estimator.workspace_bytes()), nullptr));
         std::vector<std::int64_t> masses(count);
-        check(cudaMemcpy(masses.data(), buffer_->data(), count * sizeof(std::int64_t), cudaMemcpyDeviceToHost),
-              "masses");
+        check(
+            cudaMemcpy(masses.data(), buffer_->data(), count * sizeof(std::int64_t), cudaMemcpyDeviceToHost),
+            "masses");
         return masses;
     }
 

@@ -94,8 +94,8 @@ TEST_CASE("2 million tokens", "[gpu]") {
             total += mass;
             empty += mass > 0 ? 0 : 1;
         }
-        std::cout << name_of(device) << ": total mass of " << tokens << " keys " << total << " of " << N * heads
-                  << std::endl;
+        std::cout << name_of(device) << ": total mass of " << tokens << " keys " << total << " of "
+                  << N * heads << std::endl;
         CHECK(std::abs(total - N * heads) < 1e-4 * N * heads);
         CHECK(empty == 0);
 

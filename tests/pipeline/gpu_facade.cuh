@@ -10,11 +10,13 @@
 /// has seen that they are its own but for that. Everything after it must then be the same bits.
 
 #include "importance/gpu_step.cuh"
+#include "support/scale.hpp"
 
 #include <uniprefill/pipeline/prefill_sparsifier.cuh>
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -46,9 +48,9 @@ extern template status pipeline_test::device_estimator::run<bfloat16, bfloat16, 
     const head_rows<const bfloat16>&, const key_source<bfloat16, contiguous_cache<bfloat16>>&,
     const attention_params&, const batch_view&, const mass_view&, const head_mass_view&, workspace,
     backend::cuda::stream) const noexcept;
-extern template status
-pipeline_test::device_selector::run(const mass_view&, const batch_view&, const selection_rule*, std::int32_t,
-                                    selection&, workspace, backend::cuda::stream) const noexcept;
+extern template status pipeline_test::device_selector::run(const mass_view&, const batch_view&,
+                                                           const selection_rule*, std::int32_t, selection&,
+                                                           workspace, backend::cuda::stream) const noexcept;
 
 UNIPREFILL_END_NAMESPACE
 
@@ -98,9 +100,23 @@ struct content {
         bounds.num_layers = num_layers;
         return bounds;
     }
+    /// Puts zeros where a rank buffer within limits() has the masses of a segment of the whole step.
+    void forget_masses(std::vector<std::int64_t>& buffer, std::int32_t segment) const {
+        const std::int32_t begin = batch().segment_begin(segment);
+        const std::int64_t first = up::block_offset(segment, begin, G);
+        const std::int64_t count = up::num_blocks(batch().segment_end(segment) - begin, G);
+        for (std::int64_t block = first; block < first + count; ++block) {
+            buffer[static_cast<std::size_t>(block)] = 0;
+            buffer[static_cast<std::size_t>(block + limits().max_blocks())] = 0;
+        }
+    }
 };
 
-inline constexpr up::propagation modes[] = {up::propagation::cumulative, up::propagation::revive};
+inline const std::vector<up::propagation> modes{up::propagation::cumulative, up::propagation::revive};
+/// The one that moves more, where a test is scaled down.
+inline std::vector<up::propagation> scaled_modes() {
+    return uniprefill_test::is_scaled_down() ? std::vector<up::propagation>{up::propagation::revive} : modes;
+}
 
 inline std::vector<request> first_requests() {
     std::vector<request> requests;
@@ -183,11 +199,16 @@ class recorder {
         UNIPREFILL_TRY(copy(keep_bits_, kept.keep_bits, keep_bits_.size(), stream));
         UNIPREFILL_TRY(
             copy(kept_to_old_, kept.kept_to_old, static_cast<std::size_t>(kept.kept_bound), stream));
-        UNIPREFILL_TRY(
-            copy(old_to_kept_, kept.old_to_kept, static_cast<std::size_t>(kept.num_rows), stream));
+        UNIPREFILL_TRY(copy(old_to_kept_, kept.old_to_kept, static_cast<std::size_t>(kept.num_rows), stream));
         UNIPREFILL_TRY(copy(cu_seqlens_, kept.cu_seqlens, cu_seqlens_.size(), stream));
         UNIPREFILL_TRY(copy(cu_segments_, kept.cu_segments, cu_segments_.size(), stream));
-        return copy(outcomes_, kept.outcomes, outcomes_.size(), stream);
+        // Without the bytes behind the last member, which nobody writes.
+        constexpr std::size_t size = sizeof(up::segment_outcome);
+        constexpr std::size_t end =
+            offsetof(up::segment_outcome, reason) + sizeof(up::segment_outcome::reason);
+        return up::cuda_result(cudaMemcpy2DAsync(outcomes_.data(), size, kept.outcomes, size, end,
+                                                 outcomes_.size(), cudaMemcpyDeviceToDevice, stream),
+                               "record");
     }
     [[nodiscard]] up::status record_rows(const up::batch_view& rows, const up::row_map& map,
                                          const up::byte_rows& hidden, cudaStream_t stream) {
@@ -255,6 +276,10 @@ class device_engine {
         , queries_(first.layers[0].queries.size())
         , working_(first.hidden.size())
         , full_(first.hidden.size()) {
+        // Rows beyond those that are left are recorded too, whether or not new arrays are filled.
+        for (const device_array<std::int32_t>* rows : {&working_, &full_}) {
+            check_cuda(cudaMemset(rows->data(), 0xa5, rows->size() * sizeof(std::int32_t)), "rows");
+        }
         bounds_.num_global_heads = heads;
         bounds_.num_heads = share.num_heads();
         bounds_.num_kv_heads = share.num_kv_heads();
@@ -297,9 +322,7 @@ class device_engine {
     }
 
     /// What the constructor did for its thread's device. Judges nothing.
-    [[nodiscard]] up::status prepare() const {
-        return sparsifier_->prepare<bf16, bf16, cache_view>();
-    }
+    [[nodiscard]] up::status prepare() const { return sparsifier_->prepare<bf16, bf16, cache_view>(); }
 
     /// One prefill through all layers. Judges nothing, so that any thread may call it.
     /// @param kept_bound what decisions are told to be at most; negative: nothing
@@ -377,7 +400,7 @@ class device_engine {
     }
     /// Queries and keys of the rows that are alive, all heads of them.
     up::status project(const up::prefill_step<policy, up::backend::cuda>& step, std::int32_t layer,
-                 cudaStream_t stream) {
+                       cudaStream_t stream) {
         const auto which = static_cast<std::size_t>(layer);
         const up::byte_rows from[] = {as_rows(all_queries_[which].data(), bounds_.max_rows, heads * D),
                                       as_rows(all_keys_[which].data(), bounds_.max_rows, kv_heads * D)};

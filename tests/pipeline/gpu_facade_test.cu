@@ -70,7 +70,7 @@ TEST_CASE("a captured step is replayed with other requests and rules", "[gpu]") 
         return;
     }
     const content contents[] = {first_content(), second_content()};
-    for (const up::propagation mode : modes) {
+    for (const up::propagation mode : scaled_modes()) {
         INFO((mode == up::propagation::revive ? "revive" : "cumulative"));
         device_engine engine(contents[0], some_layers(), mode, this_device());
         engine.load(contents[0]);
@@ -108,7 +108,7 @@ TEST_CASE("heads shared by ranks that are threads: masses and keep sets as if on
         return;
     }
     const content first = first_content();
-    for (const up::propagation mode : modes) {
+    for (const up::propagation mode : scaled_modes()) {
         engine_crew ranks(first, some_layers(), mode, places_of_ranks(kv_heads, true));
         thread_ranks group(up::mass_view::rank_buffer_size(first.limits()));
         for (const content& what : {first, second_content(), content_with_fault()}) {
@@ -139,7 +139,7 @@ TEST_CASE("engines on every device at once, each on a thread, make the same bits
     std::vector<engine_place> places;
     for (int device = 0; device < num_devices(); ++device) {
         use_device(device);
-        for (int copy = 0; copy < 2; ++copy) {
+        for (int copy = 0; copy < uniprefill_test::scaled(2); ++copy) {
             for (const up::cuda_device& body : each_body<true>()) {
                 places.push_back({body});
             }
@@ -148,7 +148,7 @@ TEST_CASE("engines on every device at once, each on a thread, make the same bits
     use_device(0);
     std::cout << places.size() << " engines on " << num_devices() << " devices" << std::endl;
     const auto alone = [](int) { return up::no_reduction{}; };
-    for (const up::propagation mode : modes) {
+    for (const up::propagation mode : scaled_modes()) {
         engine_crew engines(contents[0], some_layers(), mode, places);
         // Bodies round differently: each is compared with itself.
         std::vector<std::vector<std::vector<seen>>> wanted;

@@ -131,8 +131,9 @@ class norm_case {
 };
 
 template <class Element, class Weight>
-void run_case(std::mt19937& random, std::int32_t rows, std::int32_t hidden_size, std::int32_t gap,
+void run_case(std::mt19937& random, std::int32_t full_rows, std::int32_t hidden_size, std::int32_t gap,
               bool one_plus, std::uint32_t kind) {
+    const std::int32_t rows = uniprefill_test::scaled(full_rows, 10);
     INFO(rows << " rows of " << hidden_size << " elements of " << sizeof(Element) << " bytes, gap " << gap);
     const norm_case<Element, Weight> what(random, rows, hidden_size, gap, one_plus);
     const keep_set kept(keeps_of_kind(random, rows, kind), {0, rows});

@@ -215,7 +215,7 @@ TEST_CASE("gpu select: rubbish everywhere touches nothing but the outputs") {
         return;
     }
     generator random(uniprefill_test::seed() + 31);
-    for (std::int32_t i = 0; i < scaled(150, 20); ++i) {
+    for (std::int32_t i = 0; i < scaled(150, 10); ++i) {
         step what = sound_step(5, 200);
         what.bounds.max_forced_spans = 16;
         run_spoiled(what, 1000, [&](host_arrays<up::selection_rule>& a) {

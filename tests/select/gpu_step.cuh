@@ -258,7 +258,7 @@ void check_run(device_step<Rule>& memory, step& what, const std::vector<Rule>& r
 }
 
 /// Of the choices below, so many meet each grid, cluster and number of launches.
-constexpr std::int32_t enough_choices = 20;
+constexpr std::int32_t enough_choices = 7;
 
 /// The choices of case @p i: a grid of one thread block and up, one launch and two, clusters and none.
 inline up::cuda_selector_options choices(std::int32_t i, up::cuda_device& device) {
