@@ -16,7 +16,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -176,6 +175,21 @@ struct seen {
     std::vector<std::int32_t> hidden;
 };
 
+/// Member by member: nobody writes the bytes behind the last one.
+template <class = void>
+__global__ void copy_outcomes(up::segment_outcome* to, const up::segment_outcome* from, std::int32_t count) {
+    for (auto i = static_cast<std::int32_t>(threadIdx.x); i < count;
+         i += static_cast<std::int32_t>(blockDim.x)) {
+        to[i].total_mass = from[i].total_mass;
+        to[i].dropped_mass = from[i].dropped_mass;
+        to[i].rows = from[i].rows;
+        to[i].kept = from[i].kept;
+        to[i].cut_block = from[i].cut_block;
+        to[i].cut_rows = from[i].cut_rows;
+        to[i].reason = from[i].reason;
+    }
+}
+
 /// The same in device memory, as large as the limits allow.
 class recorder {
   public:
@@ -202,13 +216,9 @@ class recorder {
         UNIPREFILL_TRY(copy(old_to_kept_, kept.old_to_kept, static_cast<std::size_t>(kept.num_rows), stream));
         UNIPREFILL_TRY(copy(cu_seqlens_, kept.cu_seqlens, cu_seqlens_.size(), stream));
         UNIPREFILL_TRY(copy(cu_segments_, kept.cu_segments, cu_segments_.size(), stream));
-        // Without the bytes behind the last member, which nobody writes.
-        constexpr std::size_t size = sizeof(up::segment_outcome);
-        constexpr std::size_t end =
-            offsetof(up::segment_outcome, reason) + sizeof(up::segment_outcome::reason);
-        return up::cuda_result(cudaMemcpy2DAsync(outcomes_.data(), size, kept.outcomes, size, end,
-                                                 outcomes_.size(), cudaMemcpyDeviceToDevice, stream),
-                               "record");
+        copy_outcomes<><<<1, 32, 0, stream>>>(outcomes_.data(), kept.outcomes,
+                                              static_cast<std::int32_t>(outcomes_.size()));
+        return up::cuda_result(cudaPeekAtLastError(), "copy_outcomes");
     }
     [[nodiscard]] up::status record_rows(const up::batch_view& rows, const up::row_map& map,
                                          const up::byte_rows& hidden, cudaStream_t stream) {
