@@ -8,7 +8,7 @@ set -euo pipefail
 usage() {
     cat <<'TEXT'
 usage: tests/gpu.sh [--arch LIST] [--jobs N]     build into build/gpu/bin
-       tests/gpu.sh --run [--quick] [PATTERN]    run what was built, then under each tool of compute-sanitizer
+       tests/gpu.sh --run [--quick] [PATTERN]    run what was built, then scaled down under each tool of compute-sanitizer
        tests/gpu.sh --bench FOLDER [PATTERN]     run the benchmarks, JSON into FOLDER
 
   --arch LIST   CMake's CUDA architectures (default "90a-real;80-virtual": SASS for Hopper, PTX for the rest)
@@ -105,8 +105,28 @@ judge() { # NAME COMMAND...: runs it, one line, its output only where it fails
     rm -f "$log"
 }
 
+# Under compute-sanitizer tests are scaled down: everything launches 5 to 100 times as slowly. They do 1 case in 200 of those
+# drawn at random, and of sizes, grids and kinds as many as meet every kernel, with tiles and rows enough for several turns
+# of each of its loops. Left out on purpose:
+#   estimator   the longest of three n but for two head dimensions; 40,000 tokens stand for 2 million, a small pool for one of
+#               2^31 elements (offsets of 64 bits are a matter of the full run)
+#   selector    20,000 blocks stand for 262,144, 300 requests for 4,096
+#   rows        tensors of more than 2^31 elements; the longest rows in tens instead of hundreds
+#   facade      most tests with revival alone
+#   comm_nccl   whole: its kernels are NCCL's and the facade's
+# racecheck counts the barriers that each warp has passed. It can't follow warps that pass different numbers of them (named
+# barriers), nor one lane that arrives at an mbarrier for its warp: it reports hazards in the plainest such kernel. What
+# threads share in the kernels is kept within groups whose numbers agree, and all lanes arrive.
+sanitized() { # TOOL TEST
+    local fill=1 more=()
+    [ "$1" = initcheck ] && fill=0                      # it would take what tests fill fresh memory with for a value
+    [ "$1" = memcheck ] && more=(--report-api-errors no) # tests provoke them
+    judge "${2##*/uniprefill_test_}, $1" env UNIPREFILL_TEST_SCALE=0.005 UNIPREFILL_TEST_FILL=$fill \
+        compute-sanitizer --tool "$1" "${more[@]}" --error-exitcode 1 "$2"
+}
+
 run() {
-    local tests test tool fill
+    local tests test tool
     tests=$(executables test_gpu.)
     use_nccl_of_python
     for test in $tests; do
@@ -115,12 +135,8 @@ run() {
     if [ $sanitize = yes ]; then
         command -v compute-sanitizer >/dev/null || refuse "compute-sanitizer on the PATH expected (or --quick), there is none"
         for tool in memcheck racecheck initcheck synccheck; do
-            fill=1 # initcheck would take what tests fill fresh memory with for a value
-            [ $tool = initcheck ] && fill=0
             for test in $tests; do
-                [[ $test == *comm_nccl ]] && continue # no kernel of ours
-                judge "${test##*/uniprefill_test_}, $tool" env UNIPREFILL_TEST_SCALE=0.02 UNIPREFILL_TEST_FILL=$fill \
-                    compute-sanitizer --tool $tool --error-exitcode 1 "$test"
+                [[ $test == *comm_nccl ]] || sanitized $tool "$test"
             done
         done
     fi

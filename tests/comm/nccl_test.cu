@@ -3,6 +3,7 @@
 
 // Rank buffers in device memory, one rank a device, reduced on the devices' streams.
 
+#include "check_nccl.hpp"
 #include "support/cuda.cuh"
 
 #include <uniprefill/comm/nccl.cuh>
@@ -19,12 +20,6 @@ namespace {
 
 static_assert(up::is_reduction_v<up::nccl_reduction, up::backend::cuda::stream>);
 static_assert(!up::is_reduction_v<up::nccl_reduction, up::host_stream>, "it takes device buffers");
-
-void check_nccl(ncclResult_t code, const char* what) {
-    if (code != ncclSuccess) {
-        FAIL(what << ": " << ncclGetErrorString(code));
-    }
-}
 
 int device_count() {
     int count = 0;

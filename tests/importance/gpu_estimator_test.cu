@@ -21,8 +21,12 @@
 //   192  64   half *                       contiguous     32 128 512
 //   256  32   bfloat16 *                   none           16 64 256
 //   256  128  half, float cache            CSR            32 128 512
+//
+// Scaled down (tests/gpu.sh does so under compute-sanitizer), the last N of a line is left out but for D 64
+// and 192, whose stages of keys are the most and the fewest: it adds no kernel, only more query rows.
 
 #include "gpu_step.cuh"
+#include "support/scale.hpp"
 
 #include <iostream>
 #include <string>
@@ -126,6 +130,9 @@ void check_masses() {
     constexpr bool rows_are_float8 = std::is_same_v<T, up::float8_e4m3>;
     constexpr bool cached_are_float8 = std::is_same_v<E, up::float8_e4m3>;
     constexpr std::int32_t heads[][2] = {{4, 2}, {3, 1}, {8, 4}};
+    if (K == 2 && D != 64 && D != 192 && uniprefill_test::is_scaled_down()) {
+        return;
+    }
     const model shape{heads[K][0], heads[K][1], D, G, N};
 
     step<float> what(shape, some_requests(G, N, has_cache));

@@ -6,6 +6,7 @@
 
 #include "gpu_contracts.cuh"
 #include "support/cuda_calls.hpp"
+#include "support/scale.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -252,7 +253,7 @@ TEST_CASE("threads prepare and run at once, on every device", "[gpu]") {
             }
         }
     }
-    for (int round = 0; round < 5; ++round) {
+    for (int round = 0; round < uniprefill_test::scaled(5); ++round) {
         CAPTURE(round);
         std::vector<std::unique_ptr<worker>> workers;
         for (std::size_t t = 0; t < num_threads * static_cast<std::size_t>(devices); ++t) {

@@ -4,12 +4,12 @@
 // Keep sets from the device's masses are those from the host's.
 
 #include "gpu_contracts.cuh"
+#include "support/scale.hpp"
 
 #include <uniprefill/select/selector.hpp>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <functional>
 #include <iostream>
 #include <numeric>
@@ -17,13 +17,6 @@
 using namespace importance_test;
 
 namespace {
-
-/// A share of the full number of random cases, for runs under tools that are slow.
-std::int32_t scaled(std::int32_t count) {
-    const char* const scale = std::getenv("UNIPREFILL_TEST_SCALE");
-    const double share = scale != nullptr ? std::atof(scale) : 1.0;
-    return std::max(1, static_cast<std::int32_t>(count * share));
-}
 
 /// Requests without a cache whose values come from a table of normal numbers: quick to make.
 template <class T>
@@ -170,7 +163,7 @@ keep_set_counts compare_keep_sets(const up::cuda_device& device, const Cache& ca
     constexpr double shares[] = {0.5, 0.9, 0.95, 0.98, 0.99};
     const model shape{2, 1, D, G, N};
     keep_set_counts counts;
-    for (std::int32_t i = 0; i < scaled(100); ++i) {
+    for (std::int32_t i = 0; i < uniprefill_test::scaled(100); ++i) {
         const plain_step<T> what(shape, at_once, uniprefill_test::seed() + static_cast<std::uint64_t>(i));
         const up::limits bounds = what.tight_limits();
         device_step<T> on_device(what);

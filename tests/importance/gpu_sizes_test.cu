@@ -4,6 +4,7 @@
 // Sizes at which 32 bits and floats come to their ends.
 
 #include "gpu_contracts.cuh"
+#include "support/scale.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -49,7 +50,7 @@ TEST_CASE("2 million tokens", "[gpu]") {
     if (!uniprefill_test::has_device() || !has_memory(std::size_t{3} << 30)) {
         return;
     }
-    constexpr std::int32_t tokens = 2000000;
+    const std::int32_t tokens = uniprefill_test::scaled(2000000, 40000);
     constexpr std::int32_t heads = 2;
     up::limits bounds;
     bounds.max_rows = tokens;
@@ -58,9 +59,10 @@ TEST_CASE("2 million tokens", "[gpu]") {
     bounds.head_dim = D;
     bounds.block_rows = G;
     bounds.num_observations = N;
-    const device_array<bf16> queries(std::size_t{tokens} * heads * D);
-    const device_array<bf16> keys(std::size_t{tokens} * D);
-    std::vector<std::int32_t> ascending(tokens);
+    const auto count = static_cast<std::size_t>(tokens);
+    const device_array<bf16> queries(count * heads * D);
+    const device_array<bf16> keys(count * D);
+    std::vector<std::int32_t> ascending(count);
     std::iota(ascending.begin(), ascending.end(), 0);
     const device_array<std::int32_t> positions(ascending);
     const device_array<up::request_tag> tags(std::vector<up::request_tag>{up::request_tag::chunk});
@@ -92,8 +94,8 @@ TEST_CASE("2 million tokens", "[gpu]") {
             total += mass;
             empty += mass > 0 ? 0 : 1;
         }
-        std::cout << name_of(device) << ": total mass of 2 million keys " << total << " of " << N * heads
-                  << std::endl;
+        std::cout << name_of(device) << ": total mass of " << tokens << " keys " << total << " of "
+                  << N * heads << std::endl;
         CHECK(std::abs(total - N * heads) < 1e-4 * N * heads);
         CHECK(empty == 0);
 
@@ -113,26 +115,27 @@ TEST_CASE("2 million tokens", "[gpu]") {
             const double mass = last.view().format.to_double(last.view().free[b] + last.view().forced[b]);
             worst = std::max(worst, std::abs(mass / expected - 1));
         }
-        std::cout << name_of(device) << ": worst relative error beside 2 million cached keys " << worst
+        std::cout << name_of(device) << ": worst relative error beside " << tokens << " cached keys " << worst
                   << std::endl;
         CHECK(worst < 1e-5);
     }
 }
 
 TEST_CASE("a pool of more than 2^31 elements", "[gpu]") {
-    constexpr std::int64_t pool_slots = (std::int64_t{1} << 31) / D + 4096;
+    const std::int32_t pool_slots = uniprefill_test::scaled((1 << 25) + 4096, 1 << 16);
+    static_assert(std::int64_t{D} << 25 == std::int64_t{1} << 31);
     if (!uniprefill_test::has_device() ||
-        !has_memory(std::size_t{pool_slots} * D * 2 + (std::size_t{1} << 30))) {
+        !has_memory(static_cast<std::size_t>(pool_slots) * D * 2 + (std::size_t{1} << 30))) {
         return;
     }
     using slot_view = up::token_slot_cache<bf16>;
     const model shape{2, 1, D, G, N};
     both what(shape, {{71, up::request_tag::chunk, 500, {200}, {1, 4, 4, 0}}});
     bf16* pool = nullptr;
-    check_cuda(cudaMalloc(&pool, std::size_t{pool_slots} * D * sizeof(bf16)), "cudaMalloc");
+    check_cuda(cudaMalloc(&pool, static_cast<std::size_t>(pool_slots) * D * sizeof(bf16)), "cudaMalloc");
     std::vector<std::int32_t> slots;
     for (std::int32_t token = 0; token < 500; ++token) {
-        slots.push_back(static_cast<std::int32_t>(pool_slots) - 1 - 67000 * token);
+        slots.push_back(pool_slots - 1 - pool_slots / 501 * token);
         check_cuda(cudaMemcpy(pool + std::int64_t{slots.back()} * D,
                               what.device_cached.contiguous().data + std::int64_t{token} * D,
                               D * sizeof(bf16), cudaMemcpyDeviceToDevice),

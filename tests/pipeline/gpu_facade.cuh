@@ -10,7 +10,7 @@
 /// has seen that they are its own but for that. Everything after it must then be the same bits.
 
 #include "importance/gpu_step.cuh"
-#include "support/cuda_calls.hpp"
+#include "support/scale.hpp"
 
 #include <uniprefill/pipeline/prefill_sparsifier.cuh>
 
@@ -31,13 +31,46 @@ constexpr std::int32_t tensor_width = 8; // integers of a row of the tensor that
 using policy = up::default_policy<G, N, D>;
 using rule = up::selection_rule;
 using cache_view = up::contiguous_cache<bf16>;
+using device_estimator = up::importance_estimator<policy::estimator, up::backend::cuda>;
+using device_selector = up::block_selector<rule, up::backend::cuda>;
 using device_sparsifier = up::prefill_sparsifier<policy, up::backend::cuda>;
 using host_sparsifier = up::prefill_sparsifier<policy>;
+
+} // namespace pipeline_test
+
+UNIPREFILL_BEGIN_NAMESPACE
+
+// The engine's largest kernels are compiled once, in gpu_facade_kernels.cu.
+extern template status
+pipeline_test::device_estimator::prepare<bfloat16, bfloat16, contiguous_cache<bfloat16>>() const noexcept;
+extern template status pipeline_test::device_estimator::run<bfloat16, bfloat16, contiguous_cache<bfloat16>>(
+    const head_rows<const bfloat16>&, const key_source<bfloat16, contiguous_cache<bfloat16>>&,
+    const attention_params&, const batch_view&, const mass_view&, const head_mass_view&, workspace,
+    backend::cuda::stream) const noexcept;
+extern template status pipeline_test::device_selector::run(const mass_view&, const batch_view&,
+                                                           const selection_rule*, std::int32_t, selection&,
+                                                           workspace, backend::cuda::stream) const noexcept;
+
+UNIPREFILL_END_NAMESPACE
+
+namespace pipeline_test {
 
 inline void require_ok(const up::status& done) {
     INFO(message(done));
     REQUIRE(done.ok());
 }
+
+/// Which of the model's heads an engine has, where several share them: as many each, in their order.
+struct head_share {
+    std::int32_t rank = 0;
+    std::int32_t ranks = 1;
+
+    [[nodiscard]] std::int32_t num_heads() const { return heads / ranks; }
+    [[nodiscard]] std::int32_t num_kv_heads() const { return kv_heads / ranks; }
+    /// Elements before its own in a row of queries, and in one of keys.
+    [[nodiscard]] std::ptrdiff_t first_query() const { return std::ptrdiff_t{rank} * num_heads() * D; }
+    [[nodiscard]] std::ptrdiff_t first_key() const { return std::ptrdiff_t{rank} * num_kv_heads() * D; }
+};
 
 /// The same requests at every layer, with other queries and keys.
 struct content {
@@ -66,7 +99,71 @@ struct content {
         bounds.num_layers = num_layers;
         return bounds;
     }
+    /// Puts zeros where a rank buffer within limits() has the masses of a segment of the whole step.
+    void forget_masses(std::vector<std::int64_t>& buffer, std::int32_t segment) const {
+        const std::int32_t begin = batch().segment_begin(segment);
+        const std::int64_t first = up::block_offset(segment, begin, G);
+        const std::int64_t count = up::num_blocks(batch().segment_end(segment) - begin, G);
+        for (std::int64_t block = first; block < first + count; ++block) {
+            buffer[static_cast<std::size_t>(block)] = 0;
+            buffer[static_cast<std::size_t>(block + limits().max_blocks())] = 0;
+        }
+    }
 };
+
+inline const std::vector<up::propagation> modes{up::propagation::cumulative, up::propagation::revive};
+/// The one that moves more, where a test is scaled down.
+inline std::vector<up::propagation> scaled_modes() {
+    return uniprefill_test::is_scaled_down() ? std::vector<up::propagation>{up::propagation::revive} : modes;
+}
+
+inline std::vector<request> first_requests() {
+    std::vector<request> requests;
+    requests.push_back({21, up::request_tag::prefill, 0, {533}, {1, 20, 40, 0}});
+    requests.push_back({22, up::request_tag::chunk, 77, {170, 229}, {1, 90, 10, 0}});
+    requests.push_back({23, up::request_tag::decode, 300, {1}});
+    requests.push_back({24, up::request_tag::prefill, 0, {300}, {1, 4, 4, 0}});
+    requests.push_back({25, up::request_tag::prefill, 0, {5}, {1, 1, 1, 0}});
+    requests[0].forced = {{130, 141}, {163, 230}};
+    requests[3].gaps = true;
+    return requests;
+}
+/// No larger, and other requests in the same places.
+inline std::vector<request> second_requests() {
+    std::vector<request> requests = first_requests();
+    requests[0].segments = {400};
+    requests[0].forced = {{11, 12}, {50, 60}};
+    requests[0].seed = 31;
+    requests[1].segments = {100, 200};
+    requests[2].tag = up::request_tag::verify;
+    requests[3].options.enabled = 0;
+    requests[4].segments = {80};
+    requests[4].seed = 32;
+    return requests;
+}
+inline content first_content() {
+    return {first_requests(),
+            {rule::top_p(0.95), rule::fixed_ratio(0.5), rule::top_p(0.9), rule::max_fraction(0.1),
+             rule::top_p(0.9)}};
+}
+inline content second_content() {
+    return {second_requests(),
+            {rule::fixed_ratio(0.7), rule::top_p(0.9), rule::top_p(0.9), rule::top_p(0.8),
+             rule::fixed_budget(40)}};
+}
+
+/// The first, with a key that isn't a number: in the last KV head of request 0, at the first selecting layer.
+inline content content_with_fault() {
+    content made = first_content();
+    made.layers[1].keys[(10 * kv_heads + kv_heads - 1) * D + 3] = bf16{0x7fc0};
+    return made;
+}
+
+/// The second asks each request for its rule.
+inline std::vector<up::selecting_layer<rule>> some_layers() {
+    static const rule any{};
+    return {{1, rule::top_p(0.9), nullptr}, {3, {}, &any}, {4, rule::fixed_ratio(0.5), nullptr}};
+}
 
 /// Everything that a selecting layer leaves behind, in host memory.
 struct seen {
@@ -77,6 +174,21 @@ struct seen {
     std::vector<std::int32_t> rows_cu_seqlens, rows_cu_segments, positions, original_rows; // after leave()
     std::vector<std::int32_t> hidden;
 };
+
+/// Member by member: nobody writes the bytes behind the last one.
+template <class = void>
+__global__ void copy_outcomes(up::segment_outcome* to, const up::segment_outcome* from, std::int32_t count) {
+    for (auto i = static_cast<std::int32_t>(threadIdx.x); i < count;
+         i += static_cast<std::int32_t>(blockDim.x)) {
+        to[i].total_mass = from[i].total_mass;
+        to[i].dropped_mass = from[i].dropped_mass;
+        to[i].rows = from[i].rows;
+        to[i].kept = from[i].kept;
+        to[i].cut_block = from[i].cut_block;
+        to[i].cut_rows = from[i].cut_rows;
+        to[i].reason = from[i].reason;
+    }
+}
 
 /// The same in device memory, as large as the limits allow.
 class recorder {
@@ -95,23 +207,27 @@ class recorder {
         , original_rows_(zeros<std::int32_t>(bounds.max_rows))
         , hidden_(zeros<std::int32_t>(std::int64_t{bounds.max_rows} * tensor_width)) {}
 
-    void record_decision(const up::mass_view& masses, const up::selection& kept, cudaStream_t stream) {
-        copy(masses_, masses.free, masses_.size(), stream);
-        copy(keep_bits_, kept.keep_bits, keep_bits_.size(), stream);
-        copy(kept_to_old_, kept.kept_to_old, static_cast<std::size_t>(kept.kept_bound), stream);
-        copy(old_to_kept_, kept.old_to_kept, static_cast<std::size_t>(kept.num_rows), stream);
-        copy(cu_seqlens_, kept.cu_seqlens, cu_seqlens_.size(), stream);
-        copy(cu_segments_, kept.cu_segments, cu_segments_.size(), stream);
-        copy(outcomes_, kept.outcomes, outcomes_.size(), stream);
+    [[nodiscard]] up::status record_decision(const up::mass_view& masses, const up::selection& kept,
+                                             cudaStream_t stream) {
+        UNIPREFILL_TRY(copy(masses_, masses.free, masses_.size(), stream));
+        UNIPREFILL_TRY(copy(keep_bits_, kept.keep_bits, keep_bits_.size(), stream));
+        UNIPREFILL_TRY(
+            copy(kept_to_old_, kept.kept_to_old, static_cast<std::size_t>(kept.kept_bound), stream));
+        UNIPREFILL_TRY(copy(old_to_kept_, kept.old_to_kept, static_cast<std::size_t>(kept.num_rows), stream));
+        UNIPREFILL_TRY(copy(cu_seqlens_, kept.cu_seqlens, cu_seqlens_.size(), stream));
+        UNIPREFILL_TRY(copy(cu_segments_, kept.cu_segments, cu_segments_.size(), stream));
+        copy_outcomes<><<<1, 32, 0, stream>>>(outcomes_.data(), kept.outcomes,
+                                              static_cast<std::int32_t>(outcomes_.size()));
+        return up::cuda_result(cudaPeekAtLastError(), "copy_outcomes");
     }
-    void record_rows(const up::batch_view& rows, const up::row_map& map, const up::byte_rows& hidden,
-                     cudaStream_t stream) {
+    [[nodiscard]] up::status record_rows(const up::batch_view& rows, const up::row_map& map,
+                                         const up::byte_rows& hidden, cudaStream_t stream) {
         const auto bound = static_cast<std::size_t>(rows.num_rows);
-        copy(rows_cu_seqlens_, rows.cu_seqlens, rows_cu_seqlens_.size(), stream);
-        copy(rows_cu_segments_, rows.cu_segments, rows_cu_segments_.size(), stream);
-        copy(positions_, rows.positions, bound, stream);
-        copy(original_rows_, map.kept_to_old, bound, stream);
-        copy(hidden_, static_cast<const std::int32_t*>(hidden.data), bound * tensor_width, stream);
+        UNIPREFILL_TRY(copy(rows_cu_seqlens_, rows.cu_seqlens, rows_cu_seqlens_.size(), stream));
+        UNIPREFILL_TRY(copy(rows_cu_segments_, rows.cu_segments, rows_cu_segments_.size(), stream));
+        UNIPREFILL_TRY(copy(positions_, rows.positions, bound, stream));
+        UNIPREFILL_TRY(copy(original_rows_, map.kept_to_old, bound, stream));
+        return copy(hidden_, static_cast<const std::int32_t*>(hidden.data), bound * tensor_width, stream);
     }
     [[nodiscard]] seen get() const {
         return {masses_.get(),           keep_bits_.get(),   kept_to_old_.get(),   old_to_kept_.get(),
@@ -126,9 +242,9 @@ class recorder {
         return device_array<T>(std::vector<T>(static_cast<std::size_t>(count)));
     }
     template <class T>
-    static void copy(const device_array<T>& to, const T* from, std::size_t count, cudaStream_t stream) {
-        check_cuda(cudaMemcpyAsync(to.data(), from, count * sizeof(T), cudaMemcpyDeviceToDevice, stream),
-                   "record");
+    static up::status copy(const device_array<T>& to, const T* from, std::size_t count, cudaStream_t stream) {
+        return up::cuda_result(
+            cudaMemcpyAsync(to.data(), from, count * sizeof(T), cudaMemcpyDeviceToDevice, stream), "record");
     }
 
     device_array<std::int64_t> masses_;
@@ -158,9 +274,11 @@ up::byte_rows as_rows(const T* data, std::int32_t rows, std::int64_t width) {
 class device_engine {
   public:
     /// @param first the largest content that it will run
+    /// @param device the current one
     device_engine(const content& first, std::vector<up::selecting_layer<rule>> layers, up::propagation mode,
-                  const up::cuda_device& device)
+                  const up::cuda_device& device, head_share share = {})
         : device_(device)
+        , share_(share)
         , bounds_(first.limits())
         , layers_(std::move(layers))
         , rules_(first.rules)
@@ -168,6 +286,13 @@ class device_engine {
         , queries_(first.layers[0].queries.size())
         , working_(first.hidden.size())
         , full_(first.hidden.size()) {
+        // Rows beyond those that are left are recorded too, whether or not new arrays are filled.
+        for (const device_array<std::int32_t>* rows : {&working_, &full_}) {
+            check_cuda(cudaMemset(rows->data(), 0xa5, rows->size() * sizeof(std::int32_t)), "rows");
+        }
+        bounds_.num_global_heads = heads;
+        bounds_.num_heads = share.num_heads();
+        bounds_.num_kv_heads = share.num_kv_heads();
         for (up::selecting_layer<rule>& one : layers_) {
             if (one.per_request != nullptr) {
                 one.per_request = rules_.data();
@@ -179,7 +304,7 @@ class device_engine {
             up::sparsifier_options<rule>{layers_.data(), static_cast<std::int32_t>(layers_.size()), mode, {}},
             device);
         require_ok(sparsifier_->check());
-        require_ok(sparsifier_->prepare<bf16, bf16, cache_view>());
+        require_ok(prepare());
         memory_ = device_array<unsigned char>(sparsifier_->workspace_bytes() + guard);
         // Whether or not new arrays are filled.
         check_cuda(cudaMemset(memory_.data() + sparsifier_->workspace_bytes(), 0xa5, guard), "guard bytes");
@@ -206,48 +331,58 @@ class device_engine {
         (revives() ? full_ : working_).set(what.hidden);
     }
 
-    /// One prefill through all layers.
+    /// What the constructor did for its thread's device. Judges nothing.
+    [[nodiscard]] up::status prepare() const { return sparsifier_->prepare<bf16, bf16, cache_view>(); }
+
+    /// One prefill through all layers. Judges nothing, so that any thread may call it.
     /// @param kept_bound what decisions are told to be at most; negative: nothing
     template <class Reduction = up::no_reduction>
-    void run(cudaStream_t stream, bool recording, const Reduction& reduction = {},
-             std::int32_t kept_bound = -1) {
+    [[nodiscard]] up::status run(cudaStream_t stream, bool recording, const Reduction& reduction = {},
+                                 std::int32_t kept_bound = -1) {
         up::prefill_step<policy, up::backend::cuda> step(*sparsifier_);
-        require_ok(step.begin(batch_.batch(), {memory_.data(), sparsifier_->workspace_bytes()}, stream));
+        UNIPREFILL_TRY(step.begin(batch_.batch(), {memory_.data(), sparsifier_->workspace_bytes()}, stream));
         const up::row_tensor tensor{as_rows(working_.data(), bounds_.max_rows, tensor_width),
                                     revives() ? as_rows(full_.data(), bounds_.max_rows, tensor_width)
                                               : up::byte_rows{}};
         std::size_t next = 0;
         for (std::int32_t layer = 0; layer < num_layers; ++layer) {
-            require_ok(step.enter(layer, &tensor, 1, stream));
-            project(step, layer, stream);
+            UNIPREFILL_TRY(step.enter(layer, &tensor, 1, stream));
+            UNIPREFILL_TRY(project(step, layer, stream));
             const std::int32_t alive = step.rows().num_rows;
-            const up::head_rows<const bf16> q{queries_.data(), heads * D, D, alive, heads, D};
-            up::key_source<bf16, cache_view> keys{{keys_.data(), kv_heads * D, D, alive, kv_heads, D},
-                                                  cache_};
-            keys.cached.data = cached_[static_cast<std::size_t>(layer)].data();
+            const up::head_rows<const bf16> q{
+                queries_.data() + share_.first_query(), heads * D, D, alive, share_.num_heads(), D};
+            up::key_source<bf16, cache_view> keys{
+                {keys_.data() + share_.first_key(), kv_heads * D, D, alive, share_.num_kv_heads(), D},
+                cache_};
+            keys.cached.data = cached_[static_cast<std::size_t>(layer)].data() + share_.first_key();
             up::selection kept;
-            require_ok(kept_bound >= 0 ? step.decide(layer, q, keys, {}, batch_.batch().cached_lens,
-                                                     kept_bound, kept, stream, reduction)
-                                       : step.decide(layer, q, keys, {}, batch_.batch().cached_lens, kept,
-                                                     stream, reduction));
-            REQUIRE(kept.identity != sparsifier_->selects(layer));
-            if (recording && !kept.identity) {
-                recorders_[next]->record_decision(step.masses(), kept, stream);
+            UNIPREFILL_TRY(kept_bound >= 0 ? step.decide(layer, q, keys, {}, batch_.batch().cached_lens,
+                                                         kept_bound, kept, stream, reduction)
+                                           : step.decide(layer, q, keys, {}, batch_.batch().cached_lens, kept,
+                                                         stream, reduction));
+            if (kept.identity == sparsifier_->selects(layer)) {
+                return unexpected("a decision at a selecting layer, and at no other", layer);
             }
-            require_ok(step.leave(kept, &tensor, 1, stream));
+            if (recording && !kept.identity) {
+                UNIPREFILL_TRY(recorders_[next]->record_decision(step.masses(), kept, stream));
+            }
+            UNIPREFILL_TRY(step.leave(kept, &tensor, 1, stream));
             const up::byte_rows& hidden = step.rows_of(tensor);
             transform_rows<><<<16, 256, 0, stream>>>(static_cast<std::int32_t*>(hidden.data),
                                                      step.rows().cu_seqlens + step.rows().num_requests,
                                                      layer);
-            check_cuda(cudaPeekAtLastError(), "transform_rows");
+            UNIPREFILL_TRY(up::cuda_result(cudaPeekAtLastError(), "transform_rows"));
             if (!kept.identity) {
-                REQUIRE(step.rows().num_rows == (kept_bound >= 0 ? std::min(kept_bound, alive) : alive));
+                if (step.rows().num_rows != (kept_bound >= 0 ? std::min(kept_bound, alive) : alive)) {
+                    return unexpected("as many rows as the host knows to be kept at most", layer);
+                }
                 if (recording) {
-                    recorders_[next]->record_rows(step.rows(), step.map(), hidden, stream);
+                    UNIPREFILL_TRY(recorders_[next]->record_rows(step.rows(), step.map(), hidden, stream));
                 }
                 ++next;
             }
         }
+        return up::success();
     }
 
     /// What was recorded at each selecting layer.
@@ -270,18 +405,22 @@ class device_engine {
   private:
     static constexpr std::size_t guard = 4096;
 
-    /// Queries and keys of the rows that are alive.
-    void project(const up::prefill_step<policy, up::backend::cuda>& step, std::int32_t layer,
-                 cudaStream_t stream) {
+    static up::status unexpected(const char* expected, std::int32_t layer) {
+        return up::failure(up::status_code::wrong_state, "the facade", expected, layer);
+    }
+    /// Queries and keys of the rows that are alive, all heads of them.
+    up::status project(const up::prefill_step<policy, up::backend::cuda>& step, std::int32_t layer,
+                       cudaStream_t stream) {
         const auto which = static_cast<std::size_t>(layer);
         const up::byte_rows from[] = {as_rows(all_queries_[which].data(), bounds_.max_rows, heads * D),
                                       as_rows(all_keys_[which].data(), bounds_.max_rows, kv_heads * D)};
         const up::byte_rows to[] = {as_rows(queries_.data(), bounds_.max_rows, heads * D),
                                     as_rows(keys_.data(), bounds_.max_rows, kv_heads * D)};
-        require_ok(up::compact(step.map(), from, to, 2, {}, device_, stream));
+        return up::compact(step.map(), from, to, 2, {}, device_, stream);
     }
 
     up::cuda_device device_;
+    head_share share_;
     up::limits bounds_;
     std::vector<up::selecting_layer<rule>> layers_;
     device_array<rule> rules_;

@@ -5,8 +5,12 @@
 // and with ranks.
 
 #include "gpu_facade.cuh"
+#include "gpu_ranks.cuh"
+#include "support/cuda_calls.hpp"
 
 #include <uniprefill/propagate/add_norm.cuh>
+
+#include <iostream>
 
 using namespace pipeline_test;
 using uniprefill_test::captured_graph;
@@ -39,53 +43,6 @@ struct equal_ranks {
 
 } // namespace pipeline_test
 
-namespace {
-
-constexpr up::propagation modes[] = {up::propagation::cumulative, up::propagation::revive};
-
-std::vector<request> first_requests() {
-    std::vector<request> requests;
-    requests.push_back({21, up::request_tag::prefill, 0, {533}, {1, 20, 40, 0}});
-    requests.push_back({22, up::request_tag::chunk, 77, {170, 229}, {1, 90, 10, 0}});
-    requests.push_back({23, up::request_tag::decode, 300, {1}});
-    requests.push_back({24, up::request_tag::prefill, 0, {300}, {1, 4, 4, 0}});
-    requests.push_back({25, up::request_tag::prefill, 0, {5}, {1, 1, 1, 0}});
-    requests[0].forced = {{130, 141}, {163, 230}};
-    requests[3].gaps = true;
-    return requests;
-}
-/// No larger, and other requests in the same places.
-std::vector<request> second_requests() {
-    std::vector<request> requests = first_requests();
-    requests[0].segments = {400};
-    requests[0].forced = {{11, 12}, {50, 60}};
-    requests[0].seed = 31;
-    requests[1].segments = {100, 200};
-    requests[2].tag = up::request_tag::verify;
-    requests[3].options.enabled = 0;
-    requests[4].segments = {80};
-    requests[4].seed = 32;
-    return requests;
-}
-content first_content() {
-    return {first_requests(),
-            {rule::top_p(0.95), rule::fixed_ratio(0.5), rule::top_p(0.9), rule::max_fraction(0.1),
-             rule::top_p(0.9)}};
-}
-content second_content() {
-    return {second_requests(),
-            {rule::fixed_ratio(0.7), rule::top_p(0.9), rule::top_p(0.9), rule::top_p(0.8),
-             rule::fixed_budget(40)}};
-}
-
-/// The second asks each request for its rule.
-std::vector<up::selecting_layer<rule>> some_layers() {
-    static const rule any{};
-    return {{1, rule::top_p(0.9), nullptr}, {3, {}, &any}, {4, rule::fixed_ratio(0.5), nullptr}};
-}
-
-} // namespace
-
 TEST_CASE("the facade on a device decides and moves as the host's", "[gpu]") {
     if (!uniprefill_test::has_device()) {
         return;
@@ -97,10 +54,10 @@ TEST_CASE("the facade on a device decides and moves as the host's", "[gpu]") {
             device_engine engine(what, some_layers(), mode, device);
             engine.load(what);
             const cuda_calls before = cuda_calls::now();
-            engine.run(nullptr, false);
+            require_ok(engine.run(nullptr, false));
             CHECK(before.since() == "");
             engine.load(what);
-            engine.run(nullptr, true);
+            require_ok(engine.run(nullptr, true));
             const std::int32_t left = compare_with_host(what, engine, engine.recorded());
             CHECK(left > 100);
             CHECK(left < what.rows() - 200);
@@ -113,11 +70,11 @@ TEST_CASE("a captured step is replayed with other requests and rules", "[gpu]") 
         return;
     }
     const content contents[] = {first_content(), second_content()};
-    for (const up::propagation mode : modes) {
+    for (const up::propagation mode : scaled_modes()) {
         INFO((mode == up::propagation::revive ? "revive" : "cumulative"));
         device_engine engine(contents[0], some_layers(), mode, this_device());
         engine.load(contents[0]);
-        captured_graph graph([&](cudaStream_t stream) { engine.run(stream, true); });
+        captured_graph graph([&](cudaStream_t stream) { require_ok(engine.run(stream, true)); });
         for (const std::size_t which : {1u, 0u, 1u}) {
             CAPTURE(which);
             engine.load(contents[which]);
@@ -136,13 +93,97 @@ TEST_CASE("ranks are reduced between masses and decision, and a fault of one kee
     engine.load(what);
     constexpr std::int64_t ranks = 3;
     constexpr std::int64_t faulty_segment = 1;
-    engine.run(nullptr, true, equal_ranks{ranks, 2 * engine.bounds().max_blocks() + faulty_segment});
+    require_ok(
+        engine.run(nullptr, true, equal_ranks{ranks, 2 * engine.bounds().max_blocks() + faulty_segment}));
     const std::vector<seen> recorded = engine.recorded();
     for (const seen& one : recorded) {
         CHECK(one.outcomes[faulty_segment].reason == up::keep_reason::rank);
         CHECK(one.outcomes[faulty_segment].kept == 170);
     }
     compare_with_host(what, engine, recorded, ranks, faulty_segment);
+}
+
+TEST_CASE("heads shared by ranks that are threads: masses and keep sets as if one had them all", "[gpu]") {
+    if (!uniprefill_test::has_device()) {
+        return;
+    }
+    const content first = first_content();
+    for (const up::propagation mode : scaled_modes()) {
+        engine_crew ranks(first, some_layers(), mode, places_of_ranks(kv_heads, true));
+        thread_ranks group(up::mass_view::rank_buffer_size(first.limits()));
+        for (const content& what : {first, second_content(), content_with_fault()}) {
+            ranks.load(what);
+            ranks.run([&](int rank) { return thread_ranks::reduction{&group, rank}; });
+            check_ranks(what, ranks.recorded(), of_one_engine(first, what, mode));
+        }
+        // The fault was one rank's.
+        const std::vector<std::vector<seen>> together = ranks.recorded();
+        ranks.load(content_with_fault());
+        ranks.run([](int) { return up::no_reduction{}; });
+        const std::vector<std::vector<seen>> apart = ranks.recorded();
+        for (std::size_t rank = 0; rank < kv_heads; ++rank) {
+            const bool is_faulty = rank == kv_heads - 1;
+            CHECK((apart[rank][0].outcomes[0].reason == up::keep_reason::non_finite) == is_faulty);
+            CHECK(together[rank][0].outcomes[0].reason == up::keep_reason::non_finite);
+            CHECK(together[rank][0].outcomes[0].kept == 533);
+            CHECK(together[rank][0].outcomes[1].reason == up::keep_reason::selected);
+        }
+    }
+}
+
+TEST_CASE("engines on every device at once, each on a thread, make the same bits as one alone", "[gpu]") {
+    if (!uniprefill_test::has_device()) {
+        return;
+    }
+    const content contents[] = {first_content(), second_content()};
+    std::vector<engine_place> places;
+    for (int device = 0; device < num_devices(); ++device) {
+        use_device(device);
+        for (int copy = 0; copy < uniprefill_test::scaled(2); ++copy) {
+            for (const up::cuda_device& body : each_body<true>()) {
+                places.push_back({body});
+            }
+        }
+    }
+    use_device(0);
+    std::cout << places.size() << " engines on " << num_devices() << " devices" << std::endl;
+    const auto alone = [](int) { return up::no_reduction{}; };
+    for (const up::propagation mode : scaled_modes()) {
+        engine_crew engines(contents[0], some_layers(), mode, places);
+        // Bodies round differently: each is compared with itself.
+        std::vector<std::vector<std::vector<seen>>> wanted;
+        for (const content& what : contents) {
+            wanted.emplace_back();
+            for (const engine_place& place : places) {
+                use_device(0);
+                up::cuda_device device = this_device();
+                device.body = place.device.body;
+                device_engine one(contents[0], some_layers(), mode, device);
+                one.load(what);
+                require_ok(one.run(nullptr, true));
+                wanted.back().push_back(one.recorded());
+            }
+        }
+        const auto compare = [&](std::size_t which) {
+            const std::vector<std::vector<seen>> came = engines.recorded();
+            for (std::size_t engine = 0; engine < came.size(); ++engine) {
+                INFO("engine " << engine << " of " << came.size());
+                check_same(contents[which], came[engine], wanted[which][engine]);
+            }
+        };
+        for (const std::size_t which : {0u, 1u, 0u}) {
+            engines.load(contents[which]);
+            engines.run(alone);
+            compare(which);
+        }
+        // A thread that captures doesn't look at what others do.
+        engines.capture(cudaStreamCaptureModeThreadLocal, alone);
+        for (const std::size_t which : {1u, 0u}) {
+            engines.load(contents[which]);
+            engines.replay();
+            compare(which);
+        }
+    }
 }
 
 TEST_CASE("fixed budgets give bounds that the host knows", "[gpu]") {
@@ -153,7 +194,7 @@ TEST_CASE("fixed budgets give bounds that the host knows", "[gpu]") {
     device_engine engine(what, {{1, rule::fixed_budget(200), nullptr}, {4, rule::fixed_budget(200), nullptr}},
                          up::propagation::cumulative, this_device());
     engine.load(what);
-    engine.run(nullptr, true, up::no_reduction{}, 200);
+    require_ok(engine.run(nullptr, true, up::no_reduction{}, 200));
     CHECK(compare_with_host(what, engine, engine.recorded()) == 200);
 }
 

@@ -5,9 +5,9 @@
 /// @file
 /// Tensors and keep sets in device memory, beside those of tensors.hpp.
 
-#include "property/random.hpp"
 #include "support/catch.hpp"
 #include "support/cuda.cuh"
+#include "support/scale.hpp"
 
 #include "tensors.hpp"
 
@@ -21,14 +21,11 @@
 
 namespace propagate_test {
 
+using uniprefill_test::spread_cases;
+
 inline void check_ok(const up::status& result) {
     INFO(result.argument << ": expected " << result.expected << ", came " << result.came);
     REQUIRE(result.ok());
-}
-
-/// Cases to draw: fewer under a sanitizer.
-inline std::uint32_t scaled(int cases) {
-    return static_cast<std::uint32_t>(property::scaled(cases));
 }
 
 inline up::cuda_device current_device(std::int32_t max_ctas = 0) {

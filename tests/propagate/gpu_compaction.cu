@@ -75,7 +75,7 @@ TEST_CASE("compact on a device: the host's bytes, in and out of place, and back"
     }
     std::mt19937 random(static_cast<unsigned>(uniprefill_test::seed()));
     const device_scratch scratch;
-    for (std::uint32_t i = 0; i < scaled(160); ++i) {
+    for (const std::uint32_t i : spread_cases(160, 3)) {
         const auto rows = static_cast<std::int32_t>(i % 20 == 0 ? random() % 3 : random() % 600);
         const keep_set kept(keeps_of_kind(random, rows, i), {0, rows});
         const device_keep_set on_device(kept);
@@ -116,7 +116,7 @@ TEST_CASE("compact on a device: tensors in place and out of place in one call") 
     }
     std::mt19937 random(static_cast<unsigned>(uniprefill_test::seed()) + 1);
     const device_scratch scratch;
-    for (std::uint32_t i = 0; i < scaled(24); ++i) {
+    for (const std::uint32_t i : spread_cases(24, 3)) {
         constexpr std::int32_t rows = 3000;
         const keep_set kept(keeps_of_kind(random, rows, i), {0, rows});
         const device_keep_set on_device(kept);
@@ -150,7 +150,7 @@ TEST_CASE("compact on a device: many thread blocks in place, again and again") {
     for (const auto& [rows, row_bytes] : {std::pair{20000, 2048}, {6000, 8208}, {70000, 1025}}) {
         const tensor values(rows, row_bytes, row_bytes, 5);
         device_tensor on_device(values);
-        for (std::uint32_t i = 0; i < scaled(8); ++i) {
+        for (const std::uint32_t i : spread_cases(8, 3)) {
             const keep_set kept(keeps_of_kind(random, rows, i), {0, rows});
             const device_keep_set map(kept);
             tensor wanted = values;
@@ -208,7 +208,7 @@ TEST_CASE("compact on a device: a captured graph follows maps and counts") {
         check_ok(up::compact(map.view, in_place, in_place, 2, scratch.view(), device, stream));
         check_ok(up::scatter(map.view, on_second.view(), on_full.view(), device, stream));
     });
-    for (std::uint32_t i = 0; i < scaled(24); ++i) {
+    for (const std::uint32_t i : spread_cases(24, 3)) {
         const keep_set kept(keeps_of_kind(random, rows, i), {0, rows});
         map.set(kept);
         tensor a = first, b = second, p = packed, f = full;
@@ -253,7 +253,7 @@ TEST_CASE("compact on a device: maps and counts that make no sense touch no othe
     constexpr std::int32_t rows = 700;
     const std::int32_t counts[] = {rows, rows + 1, INT32_MAX, 350, 0, -1, INT32_MIN};
     const device_scratch scratch;
-    for (std::uint32_t i = 0; i < scaled(28); ++i) {
+    for (const std::uint32_t i : spread_cases(28, 3)) {
         std::vector<std::int32_t> map(rows);
         for (std::int32_t& entry : map) {
             const std::int32_t wild[] = {-1, rows, INT32_MIN, INT32_MAX, -rows, rows + 5};
@@ -364,7 +364,7 @@ TEST_CASE("compact on a device: tensors of more than 2^31 elements", "[large]") 
     if (!has_device()) {
         return;
     }
-    if (scaled(100) < 100) {
+    if (uniprefill_test::is_scaled_down()) {
         return; // hours under a sanitizer
     }
     constexpr std::int32_t rows = 300000;

@@ -129,7 +129,7 @@ TEST_CASE("row_lineage on a device: random drops and revivals") {
         return;
     }
     std::mt19937 random(static_cast<unsigned>(uniprefill_test::seed()));
-    for (std::uint32_t i = 0; i < scaled(60); ++i) {
+    for (const std::uint32_t i : spread_cases(60, 3)) {
         two_lineages both(random, static_cast<std::int32_t>(1 + random() % 6), i % 5 == 0 ? 3000 : 100,
                           i % 2 == 0, static_cast<std::int32_t>(i % 3));
         INFO("case " << i << ": " << both.step.rows() << " rows");
@@ -293,7 +293,7 @@ TEST_CASE("policies on a device: rows carry what the layers that they met made o
         return;
     }
     std::mt19937 random(static_cast<unsigned>(uniprefill_test::seed()) + 1);
-    for (std::uint32_t i = 0; i < scaled(30); ++i) {
+    for (const std::uint32_t i : spread_cases(30, 3)) {
         INFO("model " << i);
         run_model<up::cumulative>(random);
         run_model<up::revive>(random);
@@ -315,7 +315,7 @@ TEST_CASE("policies on a device: two selecting layers captured once, replayed wi
         check_ok(up::cumulative::leave(both.device, first.view, &moved, 1, stream));
         check_ok(up::cumulative::leave(both.device, second.view, &moved, 1, stream));
     });
-    for (std::uint32_t i = 0; i < scaled(16); ++i) {
+    for (const std::uint32_t i : spread_cases(16, 3)) {
         tensor values = initial;
         on_device.set(values.bytes);
         check_ok(both.host.revive({}));

@@ -3,9 +3,10 @@
 #pragma once
 
 /// @file
-/// Random numbers that are the same with every standard library, and how many cases to draw.
+/// Random numbers that are the same with every standard library.
 
 #include "support/catch.hpp"
+#include "support/scale.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -20,13 +21,7 @@ inline std::uint64_t base_seed() {
     return given != nullptr ? std::strtoull(given, nullptr, 10) : uniprefill_test::seed();
 }
 
-/// @p cases times UNIPREFILL_TEST_SCALE (1 by default; sanitizers and long runs choose their own), at
-/// least 1.
-inline int scaled(int cases) {
-    const char* given = std::getenv("UNIPREFILL_TEST_SCALE");
-    const double scale = given != nullptr ? std::strtod(given, nullptr) : 1.0;
-    return std::max(1, static_cast<int>(cases * scale));
-}
+using uniprefill_test::scaled;
 
 /// splitmix64 (Steele, Lea, Flood 2014).
 class random_numbers {

@@ -129,7 +129,7 @@ TEST_CASE("gpu select: segments without rows") {
         }
         const auto wanted = select(what);
         REQUIRE(wanted->result.ok());
-        for (std::int32_t i = 0; i < 105; ++i) {
+        for (std::int32_t i = 0; i < scaled(105, enough_choices); ++i) {
             up::cuda_device device = this_device();
             const up::cuda_selector_options options = choices(i, device);
             INFO(empty << " empty, choice " << i);
@@ -215,7 +215,7 @@ TEST_CASE("gpu select: rubbish everywhere touches nothing but the outputs") {
         return;
     }
     generator random(uniprefill_test::seed() + 31);
-    for (std::int32_t i = 0; i < 150; ++i) {
+    for (std::int32_t i = 0; i < scaled(150, 10); ++i) {
         step what = sound_step(5, 200);
         what.bounds.max_forced_spans = 16;
         run_spoiled(what, 1000, [&](host_arrays<up::selection_rule>& a) {
@@ -327,7 +327,7 @@ TEST_CASE("gpu select: a rule of one's own is asked as by the host") {
         return;
     }
     generator random(uniprefill_test::seed() + 30);
-    for (std::int32_t i = 0; i < 1500; ++i) {
+    for (std::int32_t i = 0; i < scaled(1500); ++i) {
         step what = random_step(random);
         what.bounds.max_forced_spans = 1 << 12;
         std::vector<heaviest> rules(what.rules.size());
@@ -343,11 +343,12 @@ TEST_CASE("gpu select: a rule of one's own is asked as by the host") {
         device_step<heaviest> memory(what.bounds);
         check_run(memory, what, rules, *wanted, device, options);
     }
+    const std::int32_t blocks = scaled(20000, 6000);
     step large(8);
     std::vector<heaviest> rules(2);
     for (std::int32_t r = 0; r < 2; ++r) {
-        large.add_request(8 * 20000 + r, {1, 0, 0, 0}, {});
-        rules[static_cast<std::size_t>(r)].k = 7000;
+        large.add_request(8 * blocks + r, {1, 0, 0, 0}, {});
+        rules[static_cast<std::size_t>(r)].k = blocks / 3;
     }
     large.close();
     for (std::int32_t s = 0; s < 2; ++s) {

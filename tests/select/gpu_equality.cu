@@ -54,7 +54,7 @@ TEST_CASE("gpu select: random steps come out as on the host") {
         return;
     }
     generator random(uniprefill_test::seed() + 20);
-    for (std::int32_t i = 0; i < 10000; ++i) {
+    for (std::int32_t i = 0; i < scaled(10000); ++i) {
         step what = random_step(random);
         what.bounds = roomy(what.bounds);
         const auto wanted = select(what);
@@ -77,7 +77,7 @@ TEST_CASE("gpu select: the same with any grid and cluster and number of launches
         const auto wanted = select(what);
         REQUIRE(wanted->result.ok());
         device_step<up::selection_rule> memory(what.bounds);
-        for (std::int32_t i = 0; i < 105; ++i) {
+        for (std::int32_t i = 0; i < scaled(105, enough_choices); ++i) {
             up::cuda_device device = this_device();
             const up::cuda_selector_options options = choices(i, device);
             INFO(requests << " requests, choice " << i);
@@ -86,12 +86,12 @@ TEST_CASE("gpu select: the same with any grid and cluster and number of launches
     }
 }
 
-TEST_CASE("gpu select: 4096 requests") {
+TEST_CASE("gpu select: thousands of requests") {
     if (!has_device()) {
         return;
     }
     generator random(uniprefill_test::seed() + 22);
-    step what = many_requests(random, 4096, 20, 16);
+    step what = many_requests(random, scaled(4096, 300), 20, 16);
     const auto wanted = select(what);
     REQUIRE(wanted->result.ok());
     device_step<up::selection_rule> memory(what.bounds);
@@ -107,17 +107,18 @@ TEST_CASE("gpu select: one request of 262144 blocks") {
         return;
     }
     generator random(uniprefill_test::seed() + 23);
+    const std::int32_t blocks = scaled(262144, 20000);
     for (const std::int32_t style : {0, 1, 2}) {
         step what(16);
         up::selection_rule rule = style == 0   ? up::selection_rule::top_p(0.98)
-                                  : style == 1 ? up::selection_rule::fixed_budget(1000003)
+                                  : style == 1 ? up::selection_rule::fixed_budget(blocks * 4 - 48573)
                                                : up::selection_rule::top_p(0.9, up::mass_scope::all);
         if (style == 2) {
             rule.ties = up::tie_order::higher_block_first;
         }
-        what.add_request(262144 * 16 - 5, {1, 128, 128, 0}, rule);
+        what.add_request(blocks * 16 - 5, {1, 128, 128, 0}, rule);
         what.close();
-        for (std::int32_t b = 0; b < 262144; ++b) {
+        for (std::int32_t b = 0; b < blocks; ++b) {
             what.free_mass(0, b) =
                 style == 2 ? 3 : static_cast<std::int64_t>(random.next() >> 22 >> random.below(30));
             what.forced_mass(0, b) = b < 8 ? 1000 : 0;
@@ -160,7 +161,7 @@ TEST_CASE("gpu select: a graph replayed with other lengths and rules and options
         captured_graph graph([&](cudaStream_t stream) {
             memory.run(this_device(), options, memory.batch(requests, requests, rows), rows, stream);
         });
-        for (std::int32_t i = 0; i < 50; ++i) {
+        for (std::int32_t i = 0; i < scaled(50, 3); ++i) {
             step what = many_requests(random, requests, 30, 16);
             what.bounds = bounds;
             // Masses lie where the graph's limits put them.

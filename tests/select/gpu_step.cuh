@@ -7,6 +7,7 @@
 
 #include "step.hpp"
 #include "support/cuda.cuh"
+#include "support/scale.hpp"
 
 #include <uniprefill/select/selector.cuh>
 
@@ -20,6 +21,7 @@ using uniprefill_test::captured_graph;
 using uniprefill_test::check_cuda;
 using uniprefill_test::device_array;
 using uniprefill_test::has_device;
+using uniprefill_test::scaled;
 
 inline up::cuda_device this_device() {
     up::cuda_device device;
@@ -254,6 +256,9 @@ void check_run(device_step<Rule>& memory, step& what, const std::vector<Rule>& r
     memory.run(device, options, memory.batch(what.num_requests(), what.num_segments(), rows), rows, nullptr);
     check_alike(what, wanted, memory.download(), rows);
 }
+
+/// Of the choices below, so many meet each grid, cluster and number of launches.
+constexpr std::int32_t enough_choices = 7;
 
 /// The choices of case @p i: a grid of one thread block and up, one launch and two, clusters and none.
 inline up::cuda_selector_options choices(std::int32_t i, up::cuda_device& device) {

@@ -9,6 +9,7 @@
 #include <uniprefill/select/detail/team.hpp>
 
 #include <cstdint>
+#include <numeric>
 #include <stdexcept>
 #include <vector>
 
@@ -71,7 +72,12 @@ class serial_team {
         told_ = result;
         is_told_ = true;
     }
-    detail::cut_result told() const { return is_told_ ? told_ : detail::cut_result{}; }
+    detail::cut_result told() const {
+        if (std::accumulate(weights_.begin(), weights_.end(), std::uint64_t{0}) >> 32 != 0) {
+            throw std::logic_error("weights whose sums don't fit the 32 bits of a device's bins");
+        }
+        return is_told_ ? told_ : detail::cut_result{};
+    }
 
     std::int32_t searches = 0;
     std::int32_t rounds = 0; ///< with bins

@@ -34,8 +34,8 @@ struct sm90_shape {
     static constexpr std::int32_t query_bytes = panels * chunk_rows * 128;
     static constexpr std::int32_t stage_bytes = panels * tile_keys * 128;
     static constexpr std::int32_t scale_bytes = std::is_same_v<T, float8_e4m3> ? chunk_rows * 4 : 0;
-    static constexpr std::int32_t spare_bytes =
-        1024 + 1536 + scale_bytes; ///< alignment, static memory, scales
+    static constexpr std::int32_t static_bytes = 1536;                             ///< for sm90_shared
+    static constexpr std::int32_t spare_bytes = 1024 + static_bytes + scale_bytes; ///< 1024 for alignment
     static constexpr std::int32_t fitting = (sm90_shared_bytes - spare_bytes - query_bytes) / stage_bytes;
     static constexpr std::int32_t stages = fitting < 4 ? fitting : 4;
     static constexpr std::int32_t dynamic_bytes = 1024 + query_bytes + stages * stage_bytes + scale_bytes;
@@ -55,15 +55,25 @@ struct sm90_shared {
     std::uint64_t empty[sm90_max_stages];
     tile_notes notes[sm90_max_stages];
     cuda_segment of_loaders[2]; ///< the segment that each pair of warps fetches keys of
-    cuda_segment of_multipliers;
-    score_run run;
-    std::uint32_t suspicious_queries;
+    cuda_segment of_multipliers[sm90_groups];
+    score_run runs[sm90_groups];
 };
 
 /// Waits for @p Threads threads that name the same barrier, 1 to 15.
 template <std::int32_t Threads>
 __device__ UNIPREFILL_HIDDEN inline void join_threads(std::int32_t barrier) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(Threads) : "memory");
+}
+/// The same; tells whether @p mine is true for any of them.
+template <std::int32_t Threads>
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline bool join_threads_or(std::int32_t barrier, bool mine) {
+    std::int32_t any;
+    asm volatile("{\n.reg .pred mine;\n.reg .pred any;\nsetp.ne.b32 mine, %3, 0;\n"
+                 "bar.red.or.pred any, %1, %2, mine;\nselp.b32 %0, 1, 0, any;\n}"
+                 : "=r"(any)
+                 : "r"(barrier), "n"(Threads), "r"(mine ? 1 : 0)
+                 : "memory");
+    return any != 0;
 }
 /// Where 16 bytes of a row are in the swizzled layout of @p rows rows.
 [[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::int32_t
@@ -225,22 +235,21 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
         }
         while (share.next(now_)) {
             join_threads<sm90_multipliers>(3); // nobody reads the queries of the run before any more
-            if (thread() < 32) {
-                copy_segment(shared_.of_multipliers, task_.buffers.segments[now_.segment], thread());
-                shared_.suspicious_queries = 0;
+            if (warp_ == 0) {
+                copy_segment(shared_.of_multipliers[group_], task_.buffers.segments[now_.segment], lane_);
             }
-            join_threads<sm90_multipliers>(3);
-            const cuda_segment& what = shared_.of_multipliers;
+            join_threads<128>(first_own + group_);
+            const cuda_segment& what = segment();
             const std::int32_t left = what.lanes - now_.first_row;
             const std::int32_t rows = left < shape::chunk_rows ? left : shape::chunk_rows;
             row_tiles_ = rows / row_tile;
-            if (thread() == 0) {
-                shared_.run = finisher::share(task_, what, now_);
+            if (warp_ == 0 && lane_ == 0) {
+                shared_.runs[group_] = finisher::share(task_, what, now_);
             }
-            fetch_queries(rows);
+            const bool suspicious = fetch_queries(rows);
             fence_for_matrix_reads();
-            join_threads<sm90_multipliers>(3);
-            const finisher finish(task_, what, shared_.run);
+            suspicious_queries_ = join_threads_or<sm90_multipliers>(3, suspicious);
+            const finisher finish(task_, what, shared_.runs[group_]);
             for (std::int32_t tile = now_.tile_begin; tile < now_.tile_end; ++tile) {
                 next = multiply_tile(finish, tile, next);
             }
@@ -254,29 +263,30 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
     [[nodiscard]] __device__ std::int32_t thread() const {
         return static_cast<std::int32_t>(threadIdx.x) - sm90_loaders;
     }
+    [[nodiscard]] __device__ const cuda_segment& segment() const { return shared_.of_multipliers[group_]; }
     /// The row, counted from the segment's first, of an observation.
     [[nodiscard]] __device__ std::int32_t observation(std::int32_t index) const {
-        return observation_row(task_.buffers, shared_.of_multipliers, now_.segment,
-                               task_.bounds.num_observations, index);
+        return observation_row(task_.buffers, segment(), now_.segment, task_.bounds.num_observations, index);
     }
     /// A query row of the KV head; null beyond the last.
     [[nodiscard]] __device__ const Q* query(std::int32_t row) const {
-        const cuda_segment& what = shared_.of_multipliers;
+        const cuda_segment& what = segment();
         return row < what.query_rows
                    ? task_.queries.at(what.first_row + observation(row % what.num_observations),
                                       now_.kv_head * task_.bounds.group_heads() + row / what.num_observations)
                    : nullptr;
     }
 
-    __device__ void fetch_queries(std::int32_t rows) {
+    /// @return whether this thread saw elements that could make a score NaN or infinite
+    [[nodiscard]] __device__ bool fetch_queries(std::int32_t rows) {
         if constexpr (std::is_same_v<Q, T>) {
             constexpr std::int32_t at_once = sm90_multipliers / shape::row_threads;
             static_assert(at_once % 8 == 0, "rows of a thread have the same place among 8");
-            const cuda_segment& what = shared_.of_multipliers;
+            const cuda_segment& what = segment();
             const std::int32_t part = thread() % shape::row_threads;
             const std::int32_t first = thread() / shape::row_threads;
             if (part >= shape::row_bytes / 16) {
-                return;
+                return false;
             }
             const std::int32_t n = what.num_observations;
             const std::int32_t present = what.query_rows - now_.first_row;
@@ -314,11 +324,10 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
             for (std::int32_t row = first; row < rows; row += at_once, to += at_once * 128) {
                 suspicious.look_at(load_shared_16(to));
             }
-            if (suspicious.found()) {
-                shared_.suspicious_queries = 1;
-            }
+            return suspicious.found();
         } else {
             convert_queries(rows);
+            return false;
         }
     }
 
@@ -387,7 +396,7 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
             return rows - row_tiles_;
         }
         const tile_notes& notes = shared_.notes[stage];
-        const bool suspicious = shared_.suspicious_queries != 0 || notes.any_suspicious();
+        const bool suspicious = suspicious_queries_ || notes.any_suspicious();
         const tile_notes* const cuts = notes.has_cuts != 0 ? &notes : nullptr;
         const typename finisher::place place = finish.place_of(index, suspicious, cuts);
         for (; rows < row_tiles_; rows += sm90_groups) {
@@ -405,16 +414,13 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
             }
             finish.finish(scores, place, row, factors);
             if (last && cuts != nullptr) {
-                __syncwarp(); // every lane has read the notes
                 release(stage);
             }
         }
         return rows - row_tiles_;
     }
     __device__ void release(std::uint32_t stage) {
-        if (lane_ == 0) {
-            barrier_arrive(&shared_.empty[stage]);
-        }
+        barrier_arrive(&shared_.empty[stage]); // each lane for itself: racecheck sees that it has read
     }
 
     /// Groups multiply one after another, in turn: one that has the tensor cores to itself is done earlier
@@ -424,7 +430,8 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
     __device__ void let_multiply(std::int32_t group) const {
         asm volatile("bar.arrive %0, %1;" ::"r"(first_turn + group), "n"(2 * 128) : "memory");
     }
-    static constexpr std::int32_t first_turn = 4; ///< barrier of the first group's
+    static constexpr std::int32_t first_turn = 4;                       ///< barrier of the first group's
+    static constexpr std::int32_t first_own = first_turn + sm90_groups; ///< of the first group by itself
 
     __device__ void multiply(accumulators& scores, std::uint32_t stage, std::int32_t rows) {
         constexpr std::int32_t steps = shape::row_bytes / 32;
@@ -476,6 +483,7 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
     std::int32_t group_;
     std::int32_t lane_;
     std::int32_t warp_;
+    bool suspicious_queries_ = false;
 };
 
 #endif // __CUDA_ARCH_FEAT_SM90_ALL
@@ -487,12 +495,13 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(sm90_threads, 1)
     using shape = sm90_shape<T, D>;
     extern __shared__ std::uint8_t dynamic_memory[];
     __shared__ sm90_shared shared;
+    static_assert(sizeof(sm90_shared) <= shape::static_bytes);
     const std::uint32_t misaligned = shared_address(dynamic_memory) % 1024;
     std::uint8_t* const queries = dynamic_memory + (misaligned == 0 ? 0 : 1024 - misaligned);
     if (threadIdx.x == 0) {
         for (std::int32_t stage = 0; stage < shape::stages; ++stage) {
             barrier_init(&shared.full[stage], sm90_pair);
-            barrier_init(&shared.empty[stage], 4 * sm90_groups);
+            barrier_init(&shared.empty[stage], sm90_multipliers);
         }
         for (tile_notes& notes : shared.notes) {
             notes = {};

@@ -130,10 +130,10 @@ class row_writer {
             mine.rows += leads && !before_end ? kept : 0;
             mine.blocks += kept;
             if (before_end && blocks_before_cluster(s) >= 0) {
-                memory_.segments[0] = s;
+                atomicMax(&memory_.segments[0], s); // of segments in no order, any will do
             }
             if ((last || blocks_before(s + 1) < 0) && blocks_before(s) >= 0) {
-                memory_.segments[1] = s;
+                atomicMax(&memory_.segments[1], s);
             }
         }
         __syncthreads();

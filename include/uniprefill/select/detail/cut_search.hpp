@@ -182,7 +182,6 @@ template <class Team>
     constexpr std::int32_t few = Team::capacity < 32 ? Team::capacity : 32; // compared sooner than counted
     const bool sums = goal.weight != cut_weight::none;
     const bool whole_scope = blocks.scope == mass_scope::all;
-    const std::int32_t least = goal.from_end ? -1 : 0; // rows of a block that has a part in it
     open_keys open{goal.target, goal.target};
     if (sums) {
         open = goal.from_end ? open_keys::of_orders(0, blocks.count)
@@ -211,7 +210,7 @@ template <class Team>
                                 UNIPREFILL_UNROLL
                                 for (std::int32_t k = 0; k < count; ++k) {
                                     const std::uint64_t key = keys[k] - open.low;
-                                    const bool is_open = rows[k] >= least && key < open.end - open.low;
+                                    const bool is_open = rows[k] >= 0 && key < open.end - open.low;
                                     const std::uint32_t weight =
                                         goal.weight == cut_weight::mass
                                             ? static_cast<std::uint32_t>((masses[k] + half) >> shift)
@@ -245,7 +244,7 @@ template <class Team>
                 UNIPREFILL_UNROLL
                 for (std::int32_t k = 0; k < count; ++k) { // blocks that have no part have the lowest key
                     const bool is_before = keys[k] >= bin.end;
-                    const bool is_at = keys[k] >= bin.low && !is_before && rows[k] >= least;
+                    const bool is_at = keys[k] >= bin.low && !is_before && rows[k] >= 0;
                     mine.mass += is_before ? masses[k] : 0;
                     mine.rows += is_before && rows[k] > 0 ? static_cast<std::uint32_t>(rows[k]) : 0;
                     mine.blocks += is_before ? 1 : 0;
