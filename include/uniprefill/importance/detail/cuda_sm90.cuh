@@ -57,6 +57,7 @@ struct sm90_shared {
     cuda_segment of_loaders[2]; ///< the segment that each pair of warps fetches keys of
     cuda_segment of_multipliers[sm90_groups];
     score_run runs[sm90_groups];
+    std::uint32_t suspicious_queries[sm90_groups];
 };
 
 /// Waits for @p Threads threads that name the same barrier, 1 to 15.
@@ -248,7 +249,11 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
             }
             const bool suspicious = fetch_queries(rows);
             fence_for_matrix_reads();
-            suspicious_queries_ = join_threads_or<sm90_multipliers>(3, suspicious);
+            const bool any_suspicious = join_threads_or<sm90_multipliers>(3, suspicious);
+            if (warp_ == 0 && lane_ == 0) {
+                shared_.suspicious_queries[group_] = any_suspicious ? 1 : 0;
+            }
+            join_threads<128>(first_own + group_);
             const finisher finish(task_, what, shared_.runs[group_]);
             for (std::int32_t tile = now_.tile_begin; tile < now_.tile_end; ++tile) {
                 next = multiply_tile(finish, tile, next);
@@ -396,7 +401,7 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
             return rows - row_tiles_;
         }
         const tile_notes& notes = shared_.notes[stage];
-        const bool suspicious = suspicious_queries_ || notes.any_suspicious();
+        const bool suspicious = shared_.suspicious_queries[group_] != 0 || notes.any_suspicious();
         const tile_notes* const cuts = notes.has_cuts != 0 ? &notes : nullptr;
         const typename finisher::place place = finish.place_of(index, suspicious, cuts);
         for (; rows < row_tiles_; rows += sm90_groups) {
@@ -483,7 +488,6 @@ class UNIPREFILL_HIDDEN sm90_multiplier {
     std::int32_t group_;
     std::int32_t lane_;
     std::int32_t warp_;
-    bool suspicious_queries_ = false;
 };
 
 #endif // __CUDA_ARCH_FEAT_SM90_ALL
