@@ -5,6 +5,7 @@
 /// Where the parts of a ledger lie in the caller's memory.
 #pragma once
 
+#include <uniprefill/core/batch.hpp>
 #include <uniprefill/ledger/detail/position_sets.hpp>
 
 #include <cstddef>
@@ -24,11 +25,21 @@ struct request_extent {
 /// `staged` is what an open step has made of `committed`; they are equal when none is open.
 struct request_header {
     std::int32_t admitted;
-    std::int32_t open;      ///< an open step lists this request
-    std::int32_t droppable; ///< the open step's rows may be dropped (prefill and chunk)
+    std::int32_t open; ///< an open step lists this request
+    request_tag tag;   ///< of its rows; prefill (0) when none is open
     std::int32_t reserved;
     request_extent committed;
     request_extent staged;
+
+    /// Whether the open step's rows may be dropped.
+    [[nodiscard]] UNIPREFILL_API bool droppable() const noexcept {
+        return tag == request_tag::prefill || tag == request_tag::chunk;
+    }
+    /// The open step has come to its end.
+    UNIPREFILL_API void close() noexcept {
+        open = 0;
+        tag = request_tag::prefill;
+    }
 };
 
 /// The state of one request. `below[set]` counts the positions of the set before dense_from.
@@ -38,16 +49,26 @@ struct request_record {
     std::int32_t* staged_below = nullptr;    // [num_sets]
     position_sets sets{};
 
-    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t length_before(std::int32_t set) const noexcept {
+    [[nodiscard]] UNIPREFILL_API std::int32_t length_before(std::int32_t set) const noexcept {
         return committed_below[set] + header->committed.num_tokens - header->committed.dense_from;
     }
-    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t length(std::int32_t set) const noexcept {
+    [[nodiscard]] UNIPREFILL_API std::int32_t length(std::int32_t set) const noexcept {
         return staged_below[set] + header->staged.num_tokens - header->staged.dense_from;
     }
-    [[nodiscard]] UNIPREFILL_HOST_API bool holds(std::int32_t set, std::int32_t position) const noexcept {
+    [[nodiscard]] UNIPREFILL_API bool holds(std::int32_t set, std::int32_t position) const noexcept {
         return set == 0 || position >= header->staged.dense_from || sets.holds(set, position);
     }
-    UNIPREFILL_HOST_API void copy_below(std::int32_t* to, const std::int32_t* from) const noexcept {
+    /// The rows of the open step that enter a layer of @p set before @p position, which is one of the step's
+    /// or their end.
+    [[nodiscard]] UNIPREFILL_API std::int32_t step_rows_below(std::int32_t set,
+                                                              std::int32_t position) const noexcept {
+        const request_extent& now = header->staged;
+        if (set == 0 || position >= now.dense_from) {
+            return staged_below[set] + position - now.dense_from - length_before(set);
+        }
+        return sets.rank(set, position) - length_before(set);
+    }
+    UNIPREFILL_API void copy_below(std::int32_t* to, const std::int32_t* from) const noexcept {
         for (std::int32_t set = 0; set < sets.num_sets; ++set) {
             to[set] = from[set];
         }
@@ -62,7 +83,7 @@ class ledger_layout {
     static constexpr std::uint64_t part_alignment = 64;
 
     ledger_layout() noexcept = default;
-    UNIPREFILL_HOST_API explicit ledger_layout(const ledger_limits& l) noexcept
+    UNIPREFILL_API explicit ledger_layout(const ledger_limits& l) noexcept
         : num_sets_(l.num_sets)
         , num_layers_(l.num_layers)
         , num_planes_(count_planes(l.num_sets, l.relation))
@@ -78,7 +99,7 @@ class ledger_layout {
     }
 
     /// Bytes of the whole state; the largest size_t where they can't be addressed.
-    [[nodiscard]] UNIPREFILL_HOST_API std::size_t bytes(std::int32_t max_requests) const noexcept {
+    [[nodiscard]] UNIPREFILL_API std::size_t bytes(std::int32_t max_requests) const noexcept {
         const std::uint64_t most = static_cast<std::size_t>(-1);
         const std::uint64_t requests = size(max_requests);
         const std::uint64_t request_bytes = length_bytes_ + set_bytes_;
@@ -89,15 +110,15 @@ class ledger_layout {
     }
 
     /// The set of each layer.
-    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t* layer_sets(std::byte* memory) const noexcept {
+    [[nodiscard]] UNIPREFILL_API std::int32_t* layer_sets(std::byte* memory) const noexcept {
         return reinterpret_cast<std::int32_t*>(memory); // [num_layers]
     }
     /// The first layer of each set; num_layers for a set 0 that no layer uses.
-    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t* first_layers(std::byte* memory) const noexcept {
+    [[nodiscard]] UNIPREFILL_API std::int32_t* first_layers(std::byte* memory) const noexcept {
         return layer_sets(memory) + num_layers_; // [num_sets]
     }
-    [[nodiscard]] UNIPREFILL_HOST_API request_record record(std::byte* memory,
-                                                            std::int32_t request) const noexcept {
+    [[nodiscard]] UNIPREFILL_API request_record record(std::byte* memory,
+                                                       std::int32_t request) const noexcept {
         std::byte* const lengths = memory + map_bytes_ + size(request) * length_bytes_;
         std::byte* const sets = memory + sets_at_ + size(request) * set_bytes_;
         request_record made;
@@ -115,10 +136,10 @@ class ledger_layout {
     }
 
   private:
-    [[nodiscard]] static UNIPREFILL_HOST_API std::uint64_t size(std::int64_t value) noexcept {
+    [[nodiscard]] static UNIPREFILL_API std::uint64_t size(std::int64_t value) noexcept {
         return static_cast<std::uint64_t>(value);
     }
-    [[nodiscard]] static UNIPREFILL_HOST_API std::uint64_t round_up(std::uint64_t value) noexcept {
+    [[nodiscard]] static UNIPREFILL_API std::uint64_t round_up(std::uint64_t value) noexcept {
         return (value + part_alignment - 1) / part_alignment * part_alignment;
     }
 
