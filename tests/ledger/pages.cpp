@@ -170,6 +170,23 @@ TEST_CASE("windows pass pages by original position", "[ledger]") {
     CHECK((usage.pages == 0 && usage.dense_pages == 2)); // 9, 10, 11 are seen
 }
 
+TEST_CASE("pages are handed back, tokens rolled back, pages handed back", "[ledger]") {
+    owned_ledger owner = make_server();
+    paged pool(false);
+    open_step(owner, {{0, request_tag::prefill, range(0, 24), range(0, 24)}}, 1).commit();
+    pool.use(0, 0, 6);
+    const up::page_rule rule{paged::page, 4, 4};
+    CHECK(hand_back(owner, {0}, {0, 1}, rule, pool.view) == ids{1000, 1001, 1002, 1003});
+    CHECK(same(pool.view.span(0, 0), 4, 6)); // the query at 20 sees 17..
+    must(owner.ledger.rollback(0, 20));
+    // A query at 16 would see pages that have gone. Nobody asks for it: nothing comes back to the table.
+    CHECK(hand_back(owner, {0}, {0, 1}, rule, pool.view) == ids{1005});
+    CHECK(same(pool.view.span(0, 0), 4, 5));
+    must(owner.ledger.rollback(0, 16));
+    CHECK(hand_back(owner, {0}, {0, 1}, rule, pool.view) == ids{1004});
+    CHECK(same(pool.view.span(0, 0), 4, 4)); // the next row takes entry 4
+}
+
 TEST_CASE("a fork shares full pages and copies the partly filled one, layer by layer", "[ledger]") {
     owned_ledger owner = make_server();
     must(owner.ledger.release(2));

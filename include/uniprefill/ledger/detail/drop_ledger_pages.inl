@@ -26,6 +26,7 @@ namespace detail {
 }
 
 /// What becomes of the entries in use of one table: two ranges are handed back, what lies between stays.
+/// Where nothing stays, it is empty at the entry that comes next.
 struct divided_pages {
     page_span before;
     page_span kept;
@@ -33,14 +34,14 @@ struct divided_pages {
 
     UNIPREFILL_API divided_pages(page_span used, page_span live) noexcept
         : before(used)
-        , kept{live.begin, live.begin}
         , after{used.end, used.end} {
         const std::int32_t begin = used.begin > live.begin ? used.begin : live.begin;
         const std::int32_t end = used.end < live.end ? used.end : live.end;
-        if (begin < end) {
-            before.end = begin;
-            kept = {begin, end};
-            after.begin = end;
+        kept.begin = begin < live.end ? begin : live.end;
+        kept.end = end > kept.begin ? end : kept.begin;
+        if (kept.count() > 0) {
+            before.end = kept.begin;
+            after.begin = kept.end;
         }
     }
 };
