@@ -314,13 +314,17 @@ class drop_ledger<backend::host> {
                                                               std::int32_t set) const noexcept;
     template <class Index, class Slot>
     UNIPREFILL_HOST_API void fill_layer(const ledger_step& step, std::int32_t set,
-                                        const step_arrays<Index, Slot>& out) const noexcept;
+                                        step_arrays<Index, Slot> out) const noexcept;
     template <class Slots, class Slot>
-    UNIPREFILL_HOST_API void fill_slots(const ledger_step& step, std::int32_t layer, const Slots& slots,
-                                        Slot* out, std::int32_t size, Slot padding) const noexcept;
+    UNIPREFILL_HOST_API void fill_slots(const ledger_step& step, layer_list layers, std::int32_t first,
+                                        std::int32_t end, Slots slots, Slot* out, std::int32_t size,
+                                        Slot padding) const noexcept;
     template <class Slots>
-    UNIPREFILL_HOST_API status check_slots(const ledger_step& step, std::int32_t layer, const Slots& slots,
-                                           std::int64_t most) const noexcept;
+    UNIPREFILL_HOST_API bool slots_fit(const ledger_step& step, layer_list layers, std::int32_t first,
+                                       std::int32_t end, Slots slots, std::int64_t most) const noexcept;
+    template <class Slots>
+    UNIPREFILL_HOST_API status misfit(const ledger_step& step, std::int32_t layer, const Slots& slots,
+                                      std::int64_t most) const noexcept;
     template <class Visit>
     UNIPREFILL_HOST_API void for_each_table(const std::int32_t* request_ids, std::int32_t count,
                                             const layer_list& layers, const page_rule& rule,

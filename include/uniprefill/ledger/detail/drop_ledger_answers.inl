@@ -38,6 +38,31 @@ template <class Index, class Slot>
     return require(arrays.window >= 0, "step_arrays.window", ">= 0", arrays.window);
 }
 
+/// What is told of the rows of one request; arrays that aren't null start at the first of them.
+template <class Index>
+UNIPREFILL_API void fill_rows(const request_record& state, std::int32_t set, std::int32_t before,
+                              std::int32_t rows, Index* positions, Index* write_rows, Index* window_rows,
+                              std::int32_t window) noexcept {
+    if (write_rows != nullptr) {
+        for (std::int32_t i = 0; i < rows; ++i) {
+            write_rows[i] = before + i;
+        }
+    }
+    if (rows == 0 || (positions == nullptr && window_rows == nullptr)) {
+        return;
+    }
+    const held_rows held = held_rows_maker::make(state, set);
+    if (positions != nullptr) {
+        held.copy_positions(before, positions, rows);
+    }
+    if (window_rows != nullptr) {
+        held.copy_positions(before, window_rows, rows);
+        for (std::int32_t i = 0; i < rows; ++i) {
+            window_rows[i] = held.window_row(static_cast<std::int32_t>(window_rows[i]), window);
+        }
+    }
+}
+
 /// Calls visit(array, entries of a layer) for each array of @p part but slots.
 template <class Index, class Slot, class Visit>
 UNIPREFILL_HOST_API void for_each_array(step_arrays<Index, Slot>& part, Visit visit) noexcept {
@@ -134,10 +159,32 @@ inline status drop_ledger<backend::host>::check_output(const ledger_step& step, 
                      .at_layer(layer);
 }
 
-/// Whether every row of the step in a layer has a slot, and none exceeds @p most.
+/// Whether every row of the step has a slot in each of layers [first, end) of a list, which are of one set,
+/// and none exceeds @p most. Slots that lie far apart in memory are asked for side by side.
 template <class Slots>
-inline status drop_ledger<backend::host>::check_slots(const ledger_step& step, std::int32_t layer,
-                                                      const Slots& slots, std::int64_t most) const noexcept {
+inline bool drop_ledger<backend::host>::slots_fit(const ledger_step& step, const layer_list layers,
+                                                  std::int32_t first, std::int32_t end, const Slots slots,
+                                                  std::int64_t most) const noexcept {
+    const std::int32_t set = layer_sets()[layers.at(first)];
+    std::int64_t lowest = 0;
+    std::int64_t highest = 0;
+    for_each_request(step, [&](std::int32_t r, std::int32_t request, const detail::request_record& state) {
+        const std::int32_t index = slots.rows == request_index::batch ? r : request;
+        for (std::int32_t row = state.length_before(set); row < state.length(set); ++row) {
+            for (std::int32_t i = first; i < end; ++i) {
+                const std::int64_t slot = slots.slot(layers.at(i), index, row);
+                lowest = slot < lowest ? slot : lowest;
+                highest = slot > highest ? slot : highest;
+            }
+        }
+    });
+    return lowest >= 0 && highest <= most;
+}
+
+/// The first row that slots_fit() stumbled over.
+template <class Slots>
+inline status drop_ledger<backend::host>::misfit(const ledger_step& step, std::int32_t layer,
+                                                 const Slots& slots, std::int64_t most) const noexcept {
     const std::int32_t set = layer_sets()[layer];
     status fault = success();
     for_each_request(step, [&](std::int32_t r, std::int32_t request, const detail::request_record& state) {
@@ -162,85 +209,70 @@ inline status drop_ledger<backend::host>::check_slots(const ledger_step& step, s
 /// Everything but slots that is wanted of one layer; the arrays start at its part.
 template <class Index, class Slot>
 inline void drop_ledger<backend::host>::fill_layer(const ledger_step& step, std::int32_t set,
-                                                   const step_arrays<Index, Slot>& out) const noexcept {
+                                                   const step_arrays<Index, Slot> out) const noexcept {
     static_assert(detail::is_index<Index>, "indices are int32 or int64");
-    const auto by_request = [&](Index* to, Index padding, auto value) {
-        if (to == nullptr) {
-            return;
-        }
-        for (std::int32_t r = 0; r < out.num_requests; ++r) {
-            to[r] = r < step.num_requests_ && step.request_ids_[r] >= 0 ? value(record(step.request_ids_[r]))
-                                                                        : padding;
+    const auto put = [](Index* array, std::int32_t index, std::int32_t value) {
+        if (array != nullptr) {
+            array[index] = value;
         }
     };
-    by_request(out.cached_lens, 0, [set](const detail::request_record& state) {
-        return static_cast<Index>(state.length_before(set));
-    });
-    by_request(out.seq_lens, 0,
-               [set](const detail::request_record& state) { return static_cast<Index>(state.length(set)); });
-    by_request(out.num_pages, 0, [&](const detail::request_record& state) {
-        return static_cast<Index>(num_blocks(state.length(set), out.page_tokens));
-    });
-    by_request(out.partial_pages, -1, [&](const detail::request_record& state) {
-        const std::int32_t before = state.length_before(set);
-        const bool goes_on = before % out.page_tokens != 0 && state.length(set) > before;
-        return static_cast<Index>(goes_on ? before / out.page_tokens : -1);
-    });
-    if (out.cu_seqlens != nullptr) {
-        Index end = 0;
-        for (std::int32_t r = 0; r <= out.num_requests; ++r) {
-            out.cu_seqlens[r] = end;
-            if (r < step.num_requests_ && step.request_ids_[r] >= 0) {
-                const detail::request_record state = record(step.request_ids_[r]);
-                end += state.length(set) - state.length_before(set);
+    std::int32_t at = 0; // rows so far
+    for (std::int32_t r = 0; r < out.num_requests || r < step.num_requests_; ++r) {
+        std::int32_t before = 0;
+        std::int32_t length = 0;
+        const bool there = r < step.num_requests_ && step.request_ids_[r] >= 0;
+        if (there) {
+            const detail::request_record state = record(step.request_ids_[r]);
+            before = state.length_before(set);
+            length = state.length(set);
+            const auto row_part = [at](Index* array) { return array != nullptr ? array + at : nullptr; };
+            detail::fill_rows(state, set, before, length - before, row_part(out.row_positions),
+                              row_part(out.write_rows), row_part(out.window_rows), out.window);
+        }
+        if (r < out.num_requests) { // else arrays by request aren't wanted
+            put(out.cached_lens, r, before);
+            put(out.seq_lens, r, length);
+            put(out.cu_seqlens, r, at);
+            if (out.num_pages != nullptr) {
+                out.num_pages[r] = num_blocks(length, out.page_tokens);
+            }
+            if (out.partial_pages != nullptr) {
+                const bool goes_on = length > before && before % out.page_tokens != 0;
+                out.partial_pages[r] = goes_on ? before / out.page_tokens : -1;
             }
         }
+        at += length - before;
     }
-    const auto by_row = [&](Index* to, auto fill) {
-        if (to == nullptr) {
-            return;
-        }
-        std::int32_t at = 0;
-        for_each_request(step, [&](std::int32_t, std::int32_t, const detail::request_record& state) {
-            const std::int32_t before = state.length_before(set);
-            const std::int32_t rows = state.length(set) - before;
-            fill(detail::held_rows_maker::make(state, set), before, rows, to + at);
-            at += rows;
-        });
-        for (; at < out.num_rows; ++at) {
-            to[at] = -1;
-        }
-    };
-    by_row(out.row_positions, [](const held_rows& held, std::int32_t before, std::int32_t rows, Index* to) {
-        held.copy_positions(before, to, rows);
-    });
-    by_row(out.write_rows, [](const held_rows&, std::int32_t before, std::int32_t rows, Index* to) {
-        for (std::int32_t i = 0; i < rows; ++i) {
-            to[i] = before + i;
-        }
-    });
-    by_row(out.window_rows, [&](const held_rows& held, std::int32_t before, std::int32_t rows, Index* to) {
-        held.copy_positions(before, to, rows);
-        for (std::int32_t i = 0; i < rows; ++i) {
-            to[i] = held.window_row(static_cast<std::int32_t>(to[i]), out.window);
-        }
-    });
+    put(out.cu_seqlens, out.num_requests, at);
+    for (; at < out.num_rows; ++at) {
+        put(out.row_positions, at, -1);
+        put(out.write_rows, at, -1);
+        put(out.window_rows, at, -1);
+    }
 }
 
+/// Slots of layers [first, end) of a list, which are of one set; @p size entries each.
 template <class Slots, class Slot>
-inline void drop_ledger<backend::host>::fill_slots(const ledger_step& step, std::int32_t layer,
-                                                   const Slots& slots, Slot* out, std::int32_t size,
+inline void drop_ledger<backend::host>::fill_slots(const ledger_step& step, const layer_list layers,
+                                                   std::int32_t first, std::int32_t end, const Slots slots,
+                                                   Slot* out, std::int32_t size,
                                                    Slot padding) const noexcept {
-    const std::int32_t set = layer_sets()[layer];
-    std::int32_t at = 0;
+    const std::int32_t set = layer_sets()[layers.at(first)];
+    std::int64_t at = 0;
     for_each_request(step, [&](std::int32_t r, std::int32_t request, const detail::request_record& state) {
         const std::int32_t index = slots.rows == request_index::batch ? r : request;
-        for (std::int32_t row = state.length_before(set); row < state.length(set); ++row) {
-            out[at++] = static_cast<Slot>(slots.slot(layer, index, row));
+        const std::int32_t length = state.length(set);
+        for (std::int32_t row = state.length_before(set); row < length; ++row, ++at) {
+            for (std::int32_t i = first; i < end; ++i) {
+                out[std::int64_t{i - first} * size + at] =
+                    static_cast<Slot>(slots.slot(layers.at(i), index, row));
+            }
         }
     });
     for (; at < size; ++at) {
-        out[at] = padding;
+        for (std::int32_t i = first; i < end; ++i) {
+            out[std::int64_t{i - first} * size + at] = padding;
+        }
     }
 }
 
@@ -310,8 +342,12 @@ inline status drop_ledger<backend::host>::slot_mapping(const ledger_step& step, 
     UNIPREFILL_TRY(check_output(step, layer, out != nullptr, size, true));
     UNIPREFILL_TRY(slots.check().at_layer(layer));
     // Every slot is looked up before the first is written.
-    UNIPREFILL_TRY(check_slots(step, layer, slots, (std::numeric_limits<Index>::max)()));
-    fill_slots(step, layer, slots, out, size, Index{-1});
+    constexpr std::int64_t most = (std::numeric_limits<Index>::max)();
+    const layer_list only{layer, 1};
+    if (!slots_fit(step, only, 0, 1, slots, most)) {
+        return misfit(step, layer, slots, most);
+    }
+    fill_slots(step, only, 0, 1, slots, out, size, Index{-1});
     return success();
 }
 
@@ -332,40 +368,50 @@ inline status drop_ledger<backend::host>::look_up(const ledger_step& step, const
         return failure(status_code::out_of_range, "step_arrays.num_requests", "at least the step's",
                        out.num_requests);
     }
-    const auto set_at = [&](std::int32_t i) { return layer_sets()[layers.at(i)]; };
-    for (std::int32_t i = 0; by_row && i < layers.count; ++i) {
-        if ((i == 0 || set_at(i) != set_at(i - 1)) && out.num_rows < count_rows(step, set_at(i))) {
-            return failure(status_code::out_of_range, "step_arrays.num_rows",
-                           "at least the rows that enter the layer", out.num_rows)
-                .at_layer(layers.at(i));
+    // Layers of one set that follow each other, [first, end) of the list.
+    const auto end_of_group = [&](std::int32_t first) {
+        std::int32_t end = first + 1;
+        while (end < layers.count && layer_sets()[layers.at(end)] == layer_sets()[layers.at(first)]) {
+            ++end;
         }
-    }
-    const auto same_slots = [&](std::int32_t i) {
-        return i > 0 && set_at(i) == set_at(i - 1) && detail::shares_layers(slots);
+        return end;
     };
+    const bool same_slots = detail::shares_layers(slots);
     if (out.slots != nullptr) {
         UNIPREFILL_TRY(slots.check());
-        for (std::int32_t i = 0; i < layers.count; ++i) {
-            if (!same_slots(i)) {
-                UNIPREFILL_TRY(check_slots(step, layers.at(i), slots, (std::numeric_limits<Slot>::max)()));
+    }
+    for (std::int32_t first = 0; by_row && first < layers.count;) {
+        const std::int32_t end = end_of_group(first);
+        if (out.num_rows < count_rows(step, layer_sets()[layers.at(first)])) {
+            return failure(status_code::out_of_range, "step_arrays.num_rows",
+                           "at least the rows that enter the layer", out.num_rows)
+                .at_layer(layers.at(first));
+        }
+        constexpr std::int64_t most = (std::numeric_limits<Slot>::max)();
+        const std::int32_t checked = same_slots ? first + 1 : end;
+        if (out.slots != nullptr && !slots_fit(step, layers, first, checked, slots, most)) {
+            for (std::int32_t i = first; i < end; ++i) {
+                UNIPREFILL_TRY(misfit(step, layers.at(i), slots, most));
             }
         }
+        first = end;
     }
     step_arrays<Index, Slot> part = out;
-    for (std::int32_t i = 0; i < layers.count; ++i) {
-        if (i > 0 && set_at(i) == set_at(i - 1)) {
-            detail::repeat_part(part);
-        } else {
-            fill_layer(step, set_at(i), part);
+    for (std::int32_t first = 0; first < layers.count;) {
+        const std::int32_t end = end_of_group(first);
+        if (out.slots != nullptr) {
+            fill_slots(step, layers, first, same_slots ? first + 1 : end, slots, part.slots, out.num_rows,
+                       out.no_slot);
         }
-        if (part.slots != nullptr) {
-            if (same_slots(i)) {
-                detail::repeat(part.slots, out.num_rows);
-            } else {
-                fill_slots(step, layers.at(i), slots, part.slots, out.num_rows, out.no_slot);
-            }
-        }
+        fill_layer(step, layer_sets()[layers.at(first)], part);
         detail::next_part(part);
+        for (++first; first < end; ++first) {
+            detail::repeat_part(part);
+            if (same_slots) {
+                detail::repeat(part.slots, out.num_rows);
+            }
+            detail::next_part(part);
+        }
     }
     return success();
 }
