@@ -120,10 +120,19 @@ TEST_CASE("a table that layers share keeps what any of them needs", "[ledger]") 
     paged pool(true);
     pool.use(0, 0, 6);
     const up::page_rule rule{paged::page, 0, 0};
-    open_step(owner, {{0, request_tag::prefill, range(0, 23), {0, 1, 2, 3, 4}}}, 1).commit();
-    CHECK(hand_back(owner, {0}, owner.ledger.every_layer(), rule, pool.view).empty());
-    const std::int32_t later[] = {4, 1};
-    CHECK(hand_back(owner, {0}, {0, 2, later}, rule, pool.view) == ids{1002, 1003, 1004, 1005});
+    open_step step(owner, {{0, request_tag::prefill, range(0, 23), {0, 1, 2, 3, 4, 20, 21, 22}}}, 1);
+    rows_batch fewer;
+    fewer.add(0, request_tag::prefill, {22});
+    must(owner.ledger.append(step.step, 3, fewer.view()));
+    step.commit();
+    const std::int32_t later[] = {4, 1, 3}; // 1 row, 8 rows, 1 row
+    const std::int32_t all[] = {3, 2, 0, 1};
+    CHECK(hand_back(owner, {0}, {0, 4, all}, rule, pool.view).empty());
+    // A window of 2 sees the only row of layers 3 and 4, but no more than the last page of layer 1.
+    CHECK(hand_back(owner, {0}, {0, 3, later}, {paged::page, 2, 0}, pool.view) ==
+          ids{1002, 1003, 1004, 1005});
+    const std::int32_t last[] = {4, 3};
+    CHECK(hand_back(owner, {0}, {0, 2, last}, rule, pool.view) == ids{1001});
 }
 
 TEST_CASE("windows pass pages by original position", "[ledger]") {

@@ -305,6 +305,14 @@ TEST_CASE("a short request beside a long one loses nothing and costs nothing", "
     CHECK(span.begin == -1);
     CHECK(owner.rows(0, 3).copy_dropped_ranges(&span, 1) == 1);
     CHECK((span.begin == 300 && span.end == 1000));
+    std::size_t with_drops = 0;
+    std::size_t without = 0;
+    std::size_t empty = 0;
+    must(owner.ledger.saved_bytes(0, with_drops));
+    must(owner.ledger.saved_bytes(1, without));
+    must(owner.ledger.saved_bytes(2, empty));
+    CHECK(without == empty); // it has no entry because others have one
+    CHECK(with_drops > empty);
 }
 
 TEST_CASE("padded rows and empty places of the batch write nowhere", "[ledger]") {
