@@ -42,6 +42,7 @@ class ledger_step {
     const std::int32_t* request_ids_ = nullptr; // [num_requests]
     std::int32_t num_requests_ = 0;
     std::int32_t last_layer_ = -1; // of the last append
+    std::int32_t ticket_ = 0;      // CUDA: tells this step from others
     bool open_ = false;
 };
 
@@ -289,8 +290,6 @@ class drop_ledger<backend::host> {
     }
     [[nodiscard]] UNIPREFILL_HOST_API bool follows(std::int32_t set, std::int32_t changed) const noexcept;
 
-    UNIPREFILL_HOST_API status check_layer_sets(const ledger_limits& bounds,
-                                                const std::int32_t* layer_sets) const noexcept;
     UNIPREFILL_HOST_API status check_request(std::int32_t request) const noexcept;
     UNIPREFILL_HOST_API status check_closed(std::int32_t request) const noexcept;
     UNIPREFILL_HOST_API status check_closed(const std::int32_t* request_ids,

@@ -168,13 +168,28 @@ namespace detail {
 struct held_rows_maker {
     [[nodiscard]] static UNIPREFILL_API held_rows make(const request_record& state,
                                                        std::int32_t set) noexcept {
+        return make(state, set, state.header->staged, state.staged_below);
+    }
+    /// The same for the request as committed, with @p more positions that every set holds.
+    [[nodiscard]] static UNIPREFILL_API held_rows make_committed(const request_record& state,
+                                                                 std::int32_t set,
+                                                                 std::int32_t more) noexcept {
+        request_extent extent = state.header->committed;
+        extent.num_tokens += more;
+        return make(state, set, extent, state.committed_below);
+    }
+
+  private:
+    [[nodiscard]] static UNIPREFILL_API held_rows make(const request_record& state, std::int32_t set,
+                                                       const request_extent& extent,
+                                                       const std::int32_t* below) noexcept {
         held_rows made;
         made.sets_ = state.sets;
         made.set_ = set;
-        made.num_tokens_ = state.header->staged.num_tokens;
+        made.num_tokens_ = extent.num_tokens;
         made.next_query_ = state.header->committed.num_tokens;
-        made.dense_from_ = set == 0 ? 0 : state.header->staged.dense_from;
-        made.below_ = set == 0 ? 0 : state.staged_below[set];
+        made.dense_from_ = set == 0 ? 0 : extent.dense_from;
+        made.below_ = set == 0 ? 0 : below[set];
         return made;
     }
 };

@@ -9,35 +9,10 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 // Life of a ledger and its requests -------------------------------------------------------------------------
 
-inline status drop_ledger<backend::host>::check_layer_sets(const ledger_limits& bounds,
-                                                           const std::int32_t* layer_sets) const noexcept {
-    if (layer_sets == nullptr) {
-        return failure(status_code::invalid_argument, "layer_sets", "an array, not a null pointer", 0);
-    }
-    std::int32_t used = 0; // the highest set so far
-    for (std::int32_t layer = 0; layer < bounds.num_layers; ++layer) {
-        const std::int32_t set = layer_sets[layer];
-        if (set < 0 || set > used + 1 || set >= bounds.num_sets) {
-            return failure(status_code::invalid_argument, "layer_sets",
-                           "sets below num_sets, numbered from 1 in order of first use", set)
-                .at_layer(layer);
-        }
-        if (bounds.relation == set_relation::nested && set < used) {
-            return failure(status_code::invalid_argument, "layer_sets", "sets that never fall, when nested",
-                           set)
-                .at_layer(layer);
-        }
-        used = set > used ? set : used;
-    }
-    return used == bounds.num_sets - 1 ? success()
-                                       : failure(status_code::invalid_argument, "layer_sets",
-                                                 "num_sets - 1 as the highest set", used);
-}
-
 inline status drop_ledger<backend::host>::bind(const ledger_limits& bounds, const std::int32_t* layer_sets,
                                                void* memory, std::size_t bytes) noexcept {
     UNIPREFILL_TRY(validate(bounds));
-    UNIPREFILL_TRY(check_layer_sets(bounds, layer_sets));
+    UNIPREFILL_TRY(detail::check_layer_sets(bounds, layer_sets));
     if (memory == nullptr) {
         return failure(status_code::invalid_argument, "memory", "an address, not a null pointer", 0);
     }
@@ -52,13 +27,11 @@ inline status drop_ledger<backend::host>::bind(const ledger_limits& bounds, cons
     }
     auto* const base = static_cast<std::byte*>(memory);
     std::memset(base, 0, needed);
-    std::int32_t* const first = layout.first_layers(base);
-    for (std::int32_t set = 0; set < bounds.num_sets; ++set) {
-        first[set] = bounds.num_layers;
-    }
-    for (std::int32_t layer = bounds.num_layers - 1; layer >= 0; --layer) {
+    for (std::int32_t layer = 0; layer < bounds.num_layers; ++layer) {
         layout.layer_sets(base)[layer] = layer_sets[layer];
-        first[layer_sets[layer]] = layer;
+    }
+    for (std::int32_t set = 0; set < bounds.num_sets; ++set) {
+        layout.first_layers(base)[set] = detail::first_layer_of(layer_sets, bounds.num_layers, set);
     }
     bounds_ = bounds;
     layout_ = layout;

@@ -3,6 +3,8 @@
 
 #pragma once
 
+#include <uniprefill/ledger/detail/divided_pages.hpp>
+
 #include <initializer_list>
 
 UNIPREFILL_BEGIN_NAMESPACE
@@ -25,27 +27,6 @@ namespace detail {
                      "0 where the tables are shared by layers, and only there", tables.span_layer_stride);
 }
 
-/// What becomes of the entries in use of one table: two ranges are handed back, what lies between stays.
-/// Where nothing stays, it is empty at the entry that comes next.
-struct divided_pages {
-    page_span before;
-    page_span kept;
-    page_span after;
-
-    UNIPREFILL_API divided_pages(page_span used, page_span live) noexcept
-        : before(used)
-        , after{used.end, used.end} {
-        const std::int32_t begin = used.begin > live.begin ? used.begin : live.begin;
-        const std::int32_t end = used.end < live.end ? used.end : live.end;
-        kept.begin = begin < live.end ? begin : live.end;
-        kept.end = end > kept.begin ? end : kept.begin;
-        if (kept.count() > 0) {
-            before.end = kept.begin;
-            after.begin = kept.end;
-        }
-    }
-};
-
 } // namespace detail
 
 /// Calls visit(layer, index of the request in the tables, slot, live entries) for each table.
@@ -67,9 +48,7 @@ inline void drop_ledger<backend::host>::for_each_table(const std::int32_t* reque
             };
             page_span live = live_of(i);
             for (std::int32_t other = i + 1; shared && other < layers.count; ++other) {
-                const page_span also = live_of(other);
-                live.begin = also.begin < live.begin ? also.begin : live.begin;
-                live.end = also.end > live.end ? also.end : live.end;
+                live = detail::together(live, live_of(other));
             }
             visit(layers.at(i), tables.rows == request_index::batch ? r : request, request, live);
         }

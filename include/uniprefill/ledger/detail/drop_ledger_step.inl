@@ -143,13 +143,8 @@ inline status drop_ledger<backend::host>::begin_step(const batch_view& batch, co
     return success();
 }
 
-/// Whether @p set takes its rows from @p changed when an append brings those.
 inline bool drop_ledger<backend::host>::follows(std::int32_t set, std::int32_t changed) const noexcept {
-    while (set > changed) {
-        const std::int32_t first = first_layers()[set];
-        set = first == 0 ? 0 : layer_sets()[first - 1];
-    }
-    return set == changed;
+    return detail::set_follows(layer_sets(), first_layers(), set, changed);
 }
 
 inline status drop_ledger<backend::host>::check_entering(std::int32_t request, std::int32_t layer,

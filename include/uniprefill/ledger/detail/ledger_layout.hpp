@@ -25,7 +25,7 @@ struct request_extent {
 /// `staged` is what an open step has made of `committed`; they are equal when none is open.
 struct request_header {
     std::int32_t admitted;
-    std::int32_t open; ///< an open step lists this request
+    std::int32_t open; ///< an open step lists this request: 1, on CUDA the step's ticket
     request_tag tag;   ///< of its rows; prefill (0) when none is open
     std::int32_t reserved;
     request_extent committed;
@@ -74,6 +74,53 @@ struct request_record {
         }
     }
 };
+
+/// Whether @p set takes its rows from @p changed when an append brings those.
+[[nodiscard]] inline UNIPREFILL_API bool set_follows(const std::int32_t* layer_sets,
+                                                     const std::int32_t* first_layers, std::int32_t set,
+                                                     std::int32_t changed) noexcept {
+    while (set > changed) {
+        const std::int32_t first = first_layers[set];
+        set = first == 0 ? 0 : layer_sets[first - 1];
+    }
+    return set == changed;
+}
+
+/// The first layer of a set, num_layers where it has none.
+[[nodiscard]] inline UNIPREFILL_API std::int32_t
+first_layer_of(const std::int32_t* layer_sets, std::int32_t num_layers, std::int32_t set) noexcept {
+    std::int32_t layer = 0;
+    while (layer < num_layers && layer_sets[layer] != set) {
+        ++layer;
+    }
+    return layer;
+}
+
+/// Whether a ledger's map from layers to sets is one.
+[[nodiscard]] inline UNIPREFILL_HOST_API status check_layer_sets(const ledger_limits& bounds,
+                                                                 const std::int32_t* layer_sets) noexcept {
+    if (layer_sets == nullptr) {
+        return failure(status_code::invalid_argument, "layer_sets", "an array, not a null pointer", 0);
+    }
+    std::int32_t used = 0; // the highest set so far
+    for (std::int32_t layer = 0; layer < bounds.num_layers; ++layer) {
+        const std::int32_t set = layer_sets[layer];
+        if (set < 0 || set > used + 1 || set >= bounds.num_sets) {
+            return failure(status_code::invalid_argument, "layer_sets",
+                           "sets below num_sets, numbered from 1 in order of first use", set)
+                .at_layer(layer);
+        }
+        if (bounds.relation == set_relation::nested && set < used) {
+            return failure(status_code::invalid_argument, "layer_sets", "sets that never fall, when nested",
+                           set)
+                .at_layer(layer);
+        }
+        used = set > used ? set : used;
+    }
+    return used == bounds.num_sets - 1 ? success()
+                                       : failure(status_code::invalid_argument, "layer_sets",
+                                                 "num_sets - 1 as the highest set", used);
+}
 
 /// Sizes and offsets, all from the limits: the layer maps, then lengths of all requests, then their sets.
 /// Lengths lie together because a decode step reads nothing else.

@@ -31,6 +31,13 @@ inline constexpr std::int64_t rank_words = rank_positions / word_positions;
     return planes;
 }
 
+/// Words, or requests, that one of several threads takes: every step-th one from its own on. By default there
+/// is one thread, which takes them all.
+struct thread_share {
+    std::int32_t thread = 0;
+    std::int32_t step = 1;
+};
+
 /// Nested: the planes hold, for each position, the number of the last set that has it. Independent: plane
 /// s - 1 holds the bits of set s. Planes and counts describe a prefix of the positions whose length the owner
 /// keeps; behind it everything is 0.
@@ -74,42 +81,43 @@ struct position_sets {
     }
 
     /// Every set holds positions [begin, end), which are 0 so far. Counts are left to recount().
-    UNIPREFILL_API void fill(std::int64_t begin, std::int64_t end) const noexcept {
+    UNIPREFILL_API void fill(std::int64_t begin, std::int64_t end, thread_share mine = {}) const noexcept {
         for (std::int32_t p = 0; p < num_planes; ++p) {
             if (relation == set_relation::nested && (((num_sets - 1) >> p) & 1) == 0) {
                 continue;
             }
-            for (std::int64_t w = begin / word_positions; w < end_word(end); ++w) {
+            for (std::int64_t w = begin / word_positions + mine.thread; w < end_word(end); w += mine.step) {
                 plane(p, w) |= range_mask(w, begin, end);
             }
         }
     }
 
     /// Back to 0, counts included.
-    UNIPREFILL_API void clear(std::int64_t begin, std::int64_t end) const noexcept {
+    UNIPREFILL_API void clear(std::int64_t begin, std::int64_t end, thread_share mine = {}) const noexcept {
         for (std::int32_t p = 0; p < num_planes; ++p) {
-            for (std::int64_t w = begin / word_positions; w < end_word(end); ++w) {
+            for (std::int64_t w = begin / word_positions + mine.thread; w < end_word(end); w += mine.step) {
                 plane(p, w) &= ~range_mask(w, begin, end);
             }
         }
         const std::int64_t first = (begin + rank_positions - 1) / rank_positions;
         const std::int64_t last = (end + rank_positions - 1) / rank_positions;
         for (std::int32_t set = 1; set < num_sets; ++set) {
-            for (std::int64_t i = first; i < last; ++i) {
+            for (std::int64_t i = first + mine.thread; i < last; i += mine.step) {
                 count(set, i) = 0;
             }
         }
     }
 
     /// Takes positions [0, end) of @p from, an equally large one; these here are 0 so far.
-    UNIPREFILL_API void copy_prefix(const position_sets& from, std::int64_t end) const noexcept {
+    UNIPREFILL_API void copy_prefix(const position_sets& from, std::int64_t end,
+                                    thread_share mine = {}) const noexcept {
         for (std::int32_t p = 0; p < num_planes; ++p) {
-            for (std::int64_t w = 0; w < end_word(end); ++w) {
+            for (std::int64_t w = mine.thread; w < end_word(end); w += mine.step) {
                 plane(p, w) = from.plane(p, w);
             }
         }
         for (std::int32_t set = 1; set < num_sets; ++set) {
-            for (std::int64_t i = 0; i * rank_positions < end; ++i) {
+            for (std::int64_t i = mine.thread; i * rank_positions < end; i += mine.step) {
                 count(set, i) = from.count(set, i);
             }
         }
@@ -126,18 +134,22 @@ struct position_sets {
             for (; next < num_kept && positions[next] / word_positions == w; ++next) {
                 kept |= std::uint64_t{1} << (positions[next] % word_positions);
             }
-            const std::uint64_t range = range_mask(w, begin, end);
-            if (relation == set_relation::independent) {
-                plane(set - 1, w) = (plane(set - 1, w) & ~range) | kept;
-                continue;
-            }
-            const std::uint64_t dropped = word(set, w) & range & ~kept;
-            for (std::int32_t p = 0; p < num_planes; ++p) {
-                if ((((set - 1) >> p) & 1) != 0) {
-                    plane(p, w) |= dropped;
-                } else {
-                    plane(p, w) &= ~dropped;
-                }
+            keep_word(set, w, range_mask(w, begin, end), kept);
+        }
+    }
+    /// The same for the positions @p range of one word.
+    UNIPREFILL_API void keep_word(std::int32_t set, std::int64_t w, std::uint64_t range,
+                                  std::uint64_t kept) const noexcept {
+        if (relation == set_relation::independent) {
+            plane(set - 1, w) = (plane(set - 1, w) & ~range) | kept;
+            return;
+        }
+        const std::uint64_t dropped = word(set, w) & range & ~kept;
+        for (std::int32_t p = 0; p < num_planes; ++p) {
+            if ((((set - 1) >> p) & 1) != 0) {
+                plane(p, w) |= dropped;
+            } else {
+                plane(p, w) &= ~dropped;
             }
         }
     }
