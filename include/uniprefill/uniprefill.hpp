@@ -30,6 +30,7 @@
 #include <uniprefill/ledger/layer_list.hpp>
 #include <uniprefill/ledger/layer_sets.hpp>
 #include <uniprefill/ledger/ledger_limits.hpp>
+#include <uniprefill/ledger/page_signature.hpp>
 #include <uniprefill/ledger/pages.hpp>
 #include <uniprefill/ledger/saved_request.hpp>
 #include <uniprefill/ledger/step_arrays.hpp>

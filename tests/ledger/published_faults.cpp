@@ -156,6 +156,29 @@ TEST_CASE("a request that starts from another's pages goes on behind them and wr
     CHECK(owner.held(1, 3) == join(kept, rest));
 }
 
+TEST_CASE("pages of one text are not taken for each other where other tokens were dropped", "[ledger]") {
+    owned_ledger owner = make_server();
+    const std::vector<std::int32_t> text(320, 1);
+    const positions kept = join(range(0, 40), range(200, 320));
+    open_step(owner, {{0, request_tag::prefill, range(0, 320), kept}}, first_layer_after).commit();
+    open_step(owner, {{1, request_tag::prefill, range(0, 320), range(0, 160)}}, first_layer_after).commit();
+    open_step(owner, {{2, request_tag::prefill, range(0, 320), kept}}, first_layer_after).commit();
+    const auto sign = [&](std::int32_t request, std::int32_t layer) {
+        std::vector<up::page_signature> made(20);
+        std::int32_t count = 0;
+        must(owner.ledger.sign_pages(request, layer, {}, text.data(), page, made.data(), 20, count));
+        CHECK(count == (layer == 0 ? 20 : 10));
+        return made;
+    };
+    CHECK(sign(0, 0) == sign(1, 0)); // layer 0 holds everything of either
+    CHECK(sign(0, 3) == sign(2, 3));
+    const std::vector<up::page_signature> one = sign(0, 3);
+    const std::vector<up::page_signature> other = sign(1, 3);
+    for (std::size_t i = 0; i < 10; ++i) {
+        CHECK((one[i] == other[i]) == (i < 2)); // 0..31 of both
+    }
+}
+
 TEST_CASE("a preempted request that comes again has no history", "[ledger]") {
     owned_ledger owner = make_server();
     const paged_pool pool;

@@ -15,8 +15,14 @@ void simulated_engine::run(std::int64_t operations) {
         const std::int32_t choice = below(100);
         if (choice < 50) {
             step();
+        } else if (choice < 59) {
+            if (!prefixes_.empty() && one_in(2)) {
+                arrive_with_prefix();
+            } else {
+                arrive();
+            }
         } else if (choice < 62) {
-            arrive();
+            remember();
         } else if (choice < 70) {
             roll_back();
         } else if (choice < 75) {
@@ -53,6 +59,9 @@ void simulated_engine::run(std::int64_t operations) {
         } else {
             sequences_.pop_back();
         }
+    }
+    while (!prefixes_.empty()) {
+        forget(prefixes_.begin());
     }
     check_pages();
     expect(pool_.free_pages() == pool_.pages(), "pages leaked");
@@ -116,6 +125,13 @@ void simulated_engine::check_pages() {
                 for (std::int32_t entry = of.in_use[layer].begin; entry < of.in_use[layer].end; ++entry) {
                     ++named.at(at(of.pages[layer][at(entry)]));
                 }
+            }
+        }
+    }
+    for (const cached_prefix& one : prefixes_) {
+        for (const std::vector<std::int32_t>& pages : one.pages) {
+            for (const std::int32_t page : pages) {
+                ++named.at(at(page));
             }
         }
     }
@@ -226,6 +242,104 @@ void simulated_engine::arrive() {
     made.prompt = one_in(6) ? shape_.max_tokens - below(3) : 1 + below(shape_.max_tokens / 2);
     enter_slot(made, slot);
     ++done["admit"];
+}
+
+/// Signatures of a request's first pages in a layer, from its own text.
+std::vector<up::page_signature> simulated_engine::sign(const sequence& of, std::size_t layer,
+                                                       std::int32_t pages) {
+    const std::vector<std::int64_t> tokens(of.text.begin(), of.text.end());
+    std::vector<up::page_signature> made(at(shape_.max_tokens));
+    std::int32_t count = 0;
+    must(owner_.ledger.sign_pages(of.slot, static_cast<std::int32_t>(layer), {{1, 2}, 3}, tokens.data(),
+                                  shape_.page_tokens[layer], made.data(),
+                                  static_cast<std::int32_t>(made.size()), count));
+    expect(count >= pages, "there are fewer signatures than pages");
+    made.resize(at(pages));
+    return made;
+}
+
+/// The pages of some request's beginning are kept for others that begin so.
+void simulated_engine::remember() {
+    sequence* const of = some(sequence::state::running);
+    if (of == nullptr || of->done == 0 || of->done != static_cast<std::int32_t>(of->text.size())) {
+        return;
+    }
+    for (std::size_t layer = 0; layer < layers(); ++layer) {
+        if (in_use(layer, of->slot).begin > 0) {
+            return; // a window has passed the beginning
+        }
+    }
+    const std::int32_t tokens = one_in(2) ? of->done : 1 + below(of->done);
+    cached_prefix& made = prefixes_.emplace_back();
+    made.text.assign(of->text.begin(), of->text.begin() + tokens);
+    std::size_t bytes = 0;
+    must(owner_.ledger.saved_prefix_bytes(of->slot, tokens, bytes));
+    made.saved.resize(bytes);
+    must(owner_.ledger.save_prefix(of->slot, tokens, made.saved.data(), bytes));
+    for (std::size_t layer = 0; layer < layers(); ++layer) {
+        const positions& kept = of->kept[layer];
+        made.kept.emplace_back(kept.begin(), std::lower_bound(kept.begin(), kept.end(), tokens));
+        const auto rows = static_cast<std::int32_t>(made.kept.back().size());
+        const std::int32_t page = shape_.page_tokens[layer];
+        made.pages.emplace_back();
+        for (std::int32_t entry = 0; entry * page < rows; ++entry) {
+            made.pages.back().push_back(entries(layer, of->slot)[entry]);
+            pool_.share(made.pages.back().back());
+        }
+        made.signatures.push_back(sign(*of, layer, rows / page));
+    }
+    if (prefixes_.size() > 4) {
+        forget(prefixes_.begin());
+    }
+    ++done["prefix kept"];
+}
+
+void simulated_engine::forget(std::list<cached_prefix>::iterator which) {
+    for (const std::vector<std::int32_t>& pages : which->pages) {
+        for (const std::int32_t page : pages) {
+            pool_.give_back(page);
+        }
+    }
+    prefixes_.erase(which);
+}
+
+/// A request that begins as another did takes its pages, once they have the signatures that its own text asks
+/// for.
+void simulated_engine::arrive_with_prefix() {
+    const std::int32_t slot = free_slot();
+    if (prefixes_.empty() || slot < 0 || sequences_.size() >= 2 * max_requests) {
+        return;
+    }
+    const cached_prefix& from =
+        *std::next(prefixes_.begin(), below(static_cast<std::int32_t>(prefixes_.size())));
+    sequence& made = sequences_.emplace_back();
+    made.text = from.text;
+    made.kept = from.kept;
+    made.done = static_cast<std::int32_t>(from.text.size());
+    made.prompt = std::min(shape_.max_tokens, made.done + below(shape_.max_tokens / 4));
+    enter_slot(made, slot);
+    must(owner_.ledger.restore(slot, from.saved.data(), from.saved.size()));
+    for (std::size_t layer = 0; layer < layers(); ++layer) {
+        const auto full = static_cast<std::int32_t>(from.signatures[layer].size());
+        expect(sign(made, layer, full) == from.signatures[layer], "signatures differ");
+        std::copy(from.pages[layer].begin(), from.pages[layer].end(), entries(layer, slot));
+        in_use(layer, slot) = {0, static_cast<std::int32_t>(from.pages[layer].size())};
+        for (const std::int32_t page : from.pages[layer]) {
+            pool_.share(page);
+        }
+    }
+    check(made);
+    if (one_in(2)) { // a text that differs in its last token has another last page
+        made.text.back() ^= 1;
+        const std::size_t layer = at(below(static_cast<std::int32_t>(layers())));
+        std::vector<up::page_signature> own =
+            sign(made, layer, static_cast<std::int32_t>(from.signatures[layer].size()));
+        const bool last_is_full = !from.kept[layer].empty() && from.kept[layer].back() == made.done - 1 &&
+                                  made.length(layer) % shape_.page_tokens[layer] == 0;
+        expect((own == from.signatures[layer]) == !last_is_full, "a wrong page would have been taken");
+        made.text.back() ^= 1;
+    }
+    ++done["prefix hit"];
 }
 
 void simulated_engine::finish() {
@@ -536,7 +650,9 @@ void simulated_engine::step() {
             }
         }
         for (std::int32_t victims = pool_.free_pages() == 0 ? 2 : 0; victims > 0; --victims) {
-            if (sequence* const victim = some(sequence::state::running)) {
+            if (!prefixes_.empty() && one_in(2)) {
+                forget(prefixes_.begin());
+            } else if (sequence* const victim = some(sequence::state::running)) {
                 preempt(*victim);
             }
         }

@@ -59,6 +59,15 @@ struct sequence {
     }
 };
 
+/// What a prefix cache keeps: a text, and the pages that it led to.
+struct cached_prefix {
+    std::vector<std::uint64_t> text;
+    std::vector<positions> kept; // [layer]
+    std::vector<std::byte> saved;
+    std::vector<std::vector<std::int32_t>> pages;            // [layer] one owner of each is the cache
+    std::vector<std::vector<up::page_signature>> signatures; // [layer] of full pages
+};
+
 class simulated_engine {
   public:
     static constexpr std::int32_t max_requests = 6;
@@ -166,6 +175,8 @@ class simulated_engine {
     // Operations; each leaves everything as it was when there is nothing to do.
     void arrive();
     void step();
+    void arrive_with_prefix();
+    void remember();
     void roll_back();
     void fork();
     void preempt(sequence& of);
@@ -189,6 +200,8 @@ class simulated_engine {
     void take_pages(sequence& of, std::size_t layer, std::int32_t rows);
     void hand_back(sequence& of);
     void give_back_all(sequence& of);
+    void forget(std::list<cached_prefix>::iterator which);
+    std::vector<up::page_signature> sign(const sequence& of, std::size_t layer, std::int32_t pages);
     void leave_slot(sequence& of);
     void enter_slot(sequence& of, std::int32_t slot);
     template <class Call>
@@ -206,6 +219,7 @@ class simulated_engine {
     std::vector<std::int32_t> table_;
     std::vector<up::page_span> in_use_;
     std::list<sequence> sequences_;
+    std::list<cached_prefix> prefixes_; // the oldest first
     std::array<sequence*, max_requests> slots_{};
 };
 

@@ -14,6 +14,7 @@
 #include <uniprefill/ledger/kv_slots.hpp>
 #include <uniprefill/ledger/layer_list.hpp>
 #include <uniprefill/ledger/layer_sets.hpp>
+#include <uniprefill/ledger/page_signature.hpp>
 #include <uniprefill/ledger/pages.hpp>
 #include <uniprefill/ledger/saved_request.hpp>
 #include <uniprefill/ledger/step_arrays.hpp>
@@ -116,6 +117,8 @@ class drop_ledger<backend::host> {
     UNIPREFILL_HOST_API status release(std::int32_t request) noexcept;
     /// Every layer forgets the positions from @p num_tokens on: rejected speculative tokens, or a prefix to
     /// go back to. O(1) among decoded tokens, else O((tokens rolled back) / 64 + sets).
+    /// Table entries behind the last row that is left aren't needed any more (hand_back_pages()); where
+    /// requests share pages, hand them back before the next step writes them.
     /// Fails in an open step, or where the request has fewer positions.
     UNIPREFILL_HOST_API status rollback(std::int32_t request, std::int32_t num_tokens, stream = {}) noexcept;
     /// The same for several requests, all of them or none.
@@ -148,6 +151,13 @@ class drop_ledger<backend::host> {
     /// @param bytes   of it, at least saved_bytes(); what lies beyond stays as it is
     UNIPREFILL_HOST_API status save(std::int32_t request, void* buffer, std::size_t bytes,
                                     stream = {}) const noexcept;
+    /// The same for the request's first @p num_tokens positions, as if it had been rolled back to them: what
+    /// a prefix cache keeps (page_signature.hpp). Fails where the request has fewer positions.
+    UNIPREFILL_HOST_API status saved_prefix_bytes(std::int32_t request, std::int32_t num_tokens,
+                                                  std::size_t& bytes) const noexcept;
+    /// Writes them. O(bytes). As save() otherwise.
+    UNIPREFILL_HOST_API status save_prefix(std::int32_t request, std::int32_t num_tokens, void* buffer,
+                                           std::size_t bytes, stream = {}) const noexcept;
     /// An empty request gets a saved one's state. O(bytes).
     /// @param buffer  hostile until checked
     /// @param bytes   exactly those that save() wrote
@@ -276,6 +286,20 @@ class drop_ledger<backend::host> {
     /// nothing. O(layers).
     UNIPREFILL_HOST_API status pages_of(std::int32_t request, const layer_list& layers, const page_rule& rule,
                                         page_usage& usage) const noexcept;
+    /// Signs the pages of a layer (page_signature.hpp), the last one with the rows that it has: pages with
+    /// the same signature hold the same keys and values. O(tokens * (1 + sets / 32)). Rows of an open step
+    /// count.
+    /// @param signer      key and policy, the same for all that share pages
+    /// @param tokens      [num_tokens] the request's text: int32, uint32 or int64
+    /// @param page_tokens rows of a page
+    /// @param[out] signatures [capacity]
+    /// @param[out] num_pages  how many there are
+    /// Fails where there are more than @p capacity.
+    template <class Token>
+    UNIPREFILL_HOST_API status sign_pages(std::int32_t request, std::int32_t layer, const page_signer& signer,
+                                          const Token* tokens, std::int32_t page_tokens,
+                                          page_signature* signatures, std::int32_t capacity,
+                                          std::int32_t& num_pages) const noexcept;
     /// @}
 
   private:
@@ -343,4 +367,5 @@ UNIPREFILL_END_NAMESPACE
 #include <uniprefill/ledger/detail/drop_ledger_life.inl>
 #include <uniprefill/ledger/detail/drop_ledger_pages.inl>
 #include <uniprefill/ledger/detail/drop_ledger_saved.inl>
+#include <uniprefill/ledger/detail/drop_ledger_signatures.inl>
 #include <uniprefill/ledger/detail/drop_ledger_step.inl>

@@ -17,6 +17,7 @@ struct layer_list {
     std::int32_t count = 0;
     const std::int32_t* layers = nullptr; // [count]; null: consecutive
 
+    /// The layer at place @p index, below count.
     [[nodiscard]] UNIPREFILL_API std::int32_t at(std::int32_t index) const noexcept {
         return layers != nullptr ? layers[index] : first + index;
     }

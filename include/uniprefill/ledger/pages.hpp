@@ -22,6 +22,7 @@ struct page_span {
     std::int32_t begin = 0;
     std::int32_t end = 0;
 
+    /// Entries in the range.
     [[nodiscard]] UNIPREFILL_API std::int32_t count() const noexcept { return end - begin; }
 };
 
@@ -33,6 +34,7 @@ struct page_rule {
     /// kept for so much longer.
     std::int32_t max_rollback = 0;
 
+    /// Whether the ledger may count by this rule; fails on numbers that no cache has.
     [[nodiscard]] UNIPREFILL_HOST_API status check() const noexcept {
         if (page_tokens < 1) {
             return failure(status_code::invalid_argument, "page_rule.page_tokens", ">= 1", page_tokens);
@@ -74,10 +76,12 @@ struct page_tables {
     std::int32_t no_page = -1;  ///< what an entry says afterwards that has been handed back
     request_index rows = request_index::batch;
 
+    /// The entries of a request, numbered as `rows` says.
     [[nodiscard]] UNIPREFILL_API std::int32_t* entries(std::int32_t layer,
                                                        std::int32_t request) const noexcept {
         return table + layer * layer_stride + request * request_stride;
     }
+    /// Which of them are in use.
     [[nodiscard]] UNIPREFILL_API page_span& span(std::int32_t layer, std::int32_t request) const noexcept {
         return in_use[layer * span_layer_stride + request * span_request_stride];
     }

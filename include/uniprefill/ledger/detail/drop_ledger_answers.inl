@@ -439,7 +439,9 @@ inline status drop_ledger<backend::host>::logits_rows(const ledger_step& step, s
                 const std::int32_t from = span.begin > begin ? span.begin : begin;
                 const std::int32_t to = span.end < end ? span.end : end;
                 for (std::int32_t position = from; position < to; ++position) {
-                    visit(state.holds(set, position) ? first_row + state.step_rows_below(set, position) : -1);
+                    visit(state.holds(set, position)
+                              ? first_row + state.rows_below(set, position) - state.length_before(set)
+                              : -1);
                 }
             };
             if (wanted.offsets != nullptr) {

@@ -29,49 +29,70 @@ namespace detail {
 inline status drop_ledger<backend::host>::saved_bytes(std::int32_t request,
                                                       std::size_t& bytes) const noexcept {
     UNIPREFILL_TRY(check_request(request));
+    return saved_prefix_bytes(request, record(request).header->committed.num_tokens, bytes);
+}
+
+inline status drop_ledger<backend::host>::saved_prefix_bytes(std::int32_t request, std::int32_t num_tokens,
+                                                             std::size_t& bytes) const noexcept {
+    UNIPREFILL_TRY(check_request(request));
+    UNIPREFILL_TRY(check_rollback(request, num_tokens));
+    const std::int32_t stored = record(request).header->committed.dense_from;
     bytes = detail::saved_layout::of(bounds_.num_layers, bounds_.num_sets, bounds_.relation,
-                                     record(request).header->committed.dense_from)
+                                     stored < num_tokens ? stored : num_tokens)
                 .size();
     return success();
 }
 
 inline status drop_ledger<backend::host>::save(std::int32_t request, void* buffer, std::size_t bytes,
-                                               stream) const noexcept {
+                                               stream on) const noexcept {
+    UNIPREFILL_TRY(check_request(request));
+    return save_prefix(request, record(request).header->committed.num_tokens, buffer, bytes, on);
+}
+
+inline status drop_ledger<backend::host>::save_prefix(std::int32_t request, std::int32_t num_tokens,
+                                                      void* buffer, std::size_t bytes,
+                                                      stream) const noexcept {
     UNIPREFILL_TRY(check_closed(request));
+    UNIPREFILL_TRY(check_rollback(request, num_tokens));
     if (buffer == nullptr) {
         return failure(status_code::invalid_argument, "buffer", "an address, not a null pointer", 0)
             .at_request(request);
     }
     const detail::request_record state = record(request);
-    const detail::request_extent extent = state.header->committed;
-    const auto layout =
-        detail::saved_layout::of(bounds_.num_layers, bounds_.num_sets, bounds_.relation, extent.dense_from);
-    if (bytes < layout.bytes) {
-        return failure(status_code::workspace_too_small, "bytes", "at least saved_bytes()", bytes)
-            .at_request(request);
-    }
-    auto* const out = static_cast<std::byte*>(buffer);
     saved_header header;
-    header.bytes = layout.bytes;
-    header.num_tokens = extent.num_tokens;
-    header.dense_from = extent.dense_from;
+    header.num_tokens = num_tokens;
+    header.dense_from = state.header->committed.dense_from;
+    header.dense_from = header.dense_from < num_tokens ? header.dense_from : num_tokens;
     header.num_layers = bounds_.num_layers;
     header.num_sets = bounds_.num_sets;
     header.relation = static_cast<std::int32_t>(bounds_.relation);
+    const auto layout =
+        detail::saved_layout::of(bounds_.num_layers, bounds_.num_sets, bounds_.relation, header.dense_from);
+    header.bytes = layout.bytes;
+    if (bytes < layout.bytes) {
+        return failure(status_code::workspace_too_small, "bytes", "at least the bytes to be saved", bytes)
+            .at_request(request);
+    }
+    auto* const out = static_cast<std::byte*>(buffer);
+    const auto put = [out](std::uint64_t at, auto value) { std::memcpy(out + at, &value, sizeof value); };
     std::memset(out, 0, static_cast<std::size_t>(layout.planes));
-    std::memcpy(out, &header, sizeof header);
-    std::memcpy(out + layout.layer_sets, layer_sets(),
-                static_cast<std::size_t>(layout.below - layout.layer_sets));
-    std::memcpy(out + layout.below, state.committed_below,
-                sizeof(std::int32_t) * static_cast<std::size_t>(bounds_.num_sets));
-    const std::size_t plane_bytes =
-        sizeof(std::uint64_t) * static_cast<std::size_t>(detail::end_word(extent.dense_from));
-    for (std::int32_t p = 0; p < state.sets.num_planes && plane_bytes != 0; ++p) {
-        std::memcpy(out + layout.planes + static_cast<std::size_t>(p) * plane_bytes, &state.sets.plane(p, 0),
-                    plane_bytes);
+    put(0, header);
+    for (std::int32_t layer = 0; layer < bounds_.num_layers; ++layer) {
+        put(layout.layer_sets + sizeof(std::int32_t) * static_cast<std::uint64_t>(layer),
+            layer_sets()[layer]);
+    }
+    for (std::int32_t set = 0; set < bounds_.num_sets; ++set) {
+        put(layout.below + sizeof(std::int32_t) * static_cast<std::uint64_t>(set),
+            state.rows_below(set, header.dense_from));
+    }
+    std::uint64_t at = layout.planes;
+    for (std::int32_t p = 0; p < state.sets.num_planes; ++p) {
+        for (std::int64_t w = 0; w < detail::end_word(header.dense_from); ++w, at += sizeof(std::uint64_t)) {
+            put(at, state.sets.plane(p, w) & detail::range_mask(w, 0, header.dense_from));
+        }
     }
     header.checksum = detail::checksum(out, layout.bytes);
-    std::memcpy(out, &header, sizeof header);
+    put(0, header);
     return success();
 }
 

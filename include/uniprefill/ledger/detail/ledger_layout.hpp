@@ -58,15 +58,14 @@ struct request_record {
     [[nodiscard]] UNIPREFILL_API bool holds(std::int32_t set, std::int32_t position) const noexcept {
         return set == 0 || position >= header->staged.dense_from || sets.holds(set, position);
     }
-    /// The rows of the open step that enter a layer of @p set before @p position, which is one of the step's
-    /// or their end.
-    [[nodiscard]] UNIPREFILL_API std::int32_t step_rows_below(std::int32_t set,
-                                                              std::int32_t position) const noexcept {
+    /// Positions that @p set holds before @p position, which is one of the request's or their end; rows of an
+    /// open step count.
+    [[nodiscard]] UNIPREFILL_API std::int32_t rows_below(std::int32_t set,
+                                                         std::int32_t position) const noexcept {
         const request_extent& now = header->staged;
-        if (set == 0 || position >= now.dense_from) {
-            return staged_below[set] + position - now.dense_from - length_before(set);
-        }
-        return sets.rank(set, position) - length_before(set);
+        return set == 0                     ? position
+               : position >= now.dense_from ? staged_below[set] + position - now.dense_from
+                                            : sets.rank(set, position);
     }
     UNIPREFILL_API void copy_below(std::int32_t* to, const std::int32_t* from) const noexcept {
         for (std::int32_t set = 0; set < sets.num_sets; ++set) {
