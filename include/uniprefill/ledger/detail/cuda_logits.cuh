@@ -98,7 +98,9 @@ class UNIPREFILL_HIDDEN logits_lister {
         const auto visit_span = [&](position_span span) {
             for (std::int32_t position = span.begin > begin ? span.begin : begin;
                  position < (span.end < end ? span.end : end); ++position) {
-                visitor(state.holds(set_, position) ? first_row + state.step_rows_below(set_, position) : -1);
+                visitor(state.holds(set_, position)
+                            ? first_row + state.rows_below(set_, position) - state.length_before(set_)
+                            : -1);
             }
         };
         if (task_.wanted.offsets == nullptr) {
