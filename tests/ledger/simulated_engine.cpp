@@ -3,6 +3,8 @@
 
 #include "ledger/simulated_engine.hpp"
 
+#include <iterator>
+
 namespace ledger_test {
 
 using up::request_tag;
@@ -23,8 +25,10 @@ void simulated_engine::run(std::int64_t operations) {
             }
         } else if (choice < 62) {
             remember();
-        } else if (choice < 70) {
+        } else if (choice < 69) {
             roll_back();
+        } else if (choice < 71) {
+            give_up();
         } else if (choice < 75) {
             fork();
         } else if (choice < 80) {
@@ -374,6 +378,63 @@ void simulated_engine::roll_back() {
     hand_back(*of);
     check(*of);
     ++done["rollback"];
+}
+
+/// Layers give up rows after all of them have run: those that stay move to the front of their cache.
+void simulated_engine::give_up() {
+    sequence* const of = some(sequence::state::running);
+    if (of == nullptr || first_layers_.empty() || of->done != static_cast<std::int32_t>(of->text.size())) {
+        return;
+    }
+    const std::int32_t set = 1 + below(static_cast<std::int32_t>(first_layers_.size()));
+    const auto of_set = [&](std::size_t layer) { return shape_.layer_sets[layer] == set; };
+    const std::size_t first = at(first_layers_[at(set - 1)]);
+    positions kept = subset(of->kept[first]);
+    if (shape_.relation == up::set_relation::nested && at(set) < first_layers_.size()) {
+        const positions& next = of->kept[at(first_layers_[at(set)])];
+        const positions chosen = kept;
+        kept.clear();
+        std::set_union(chosen.begin(), chosen.end(), next.begin(), next.end(), std::back_inserter(kept));
+    }
+    const auto count = static_cast<std::int32_t>(kept.size());
+    for (std::size_t layer = first; layer < layers(); ++layer) { // pages to be written become one's own
+        if (!of_set(layer)) {
+            continue;
+        }
+        if (in_use(layer, of->slot).begin > 0) {
+            return; // a window has passed rows that would move
+        }
+        for (std::int32_t entry = 0; entry * shape_.page_tokens[layer] < count; ++entry) {
+            std::int32_t& page = entries(layer, of->slot)[entry];
+            const std::int32_t own = pool_.owners(page) > 1 ? pool_.copy(page) : page;
+            if (own < 0) {
+                return;
+            }
+            if (own != page) {
+                pool_.give_back(page);
+                page = own;
+            }
+        }
+    }
+    std::vector<std::int64_t> from(kept.size());
+    must(
+        owner_.ledger.keep_only(of->slot, static_cast<std::int32_t>(first), kept.data(), count, from.data()));
+    for (std::size_t layer = first; layer < layers(); ++layer) {
+        if (!of_set(layer)) {
+            continue;
+        }
+        const std::int32_t* const table = entries(layer, of->slot);
+        const std::int32_t rows = shape_.page_tokens[layer];
+        for (std::int32_t row = 0; row < count; ++row) {
+            const auto source = static_cast<std::int32_t>(from[at(row)]);
+            expect(source >= row, "a row would be overwritten before it moves");
+            pool_.write(table[row / rows], row % rows, pool_.read(table[source / rows], source % rows));
+        }
+        of->kept[layer] = kept;
+    }
+    hand_back(*of);
+    check(*of);
+    ++done["give up"];
 }
 
 void simulated_engine::fork() {

@@ -178,6 +178,7 @@ class simulated_engine {
     void arrive_with_prefix();
     void remember();
     void roll_back();
+    void give_up();
     void fork();
     void preempt(sequence& of);
     void resume();

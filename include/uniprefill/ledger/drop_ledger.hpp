@@ -126,6 +126,19 @@ class drop_ledger<backend::host> {
     /// @param num_tokens  [count] that each keeps
     UNIPREFILL_HOST_API status rollback(const std::int32_t* request_ids, const std::int32_t* num_tokens,
                                         std::int32_t count, stream = {}) noexcept;
+    /// The layers of a set give up positions that they hold, and keep these: what an engine does that decides
+    /// when the prompt ends, after all layers have run on all rows. Other sets stay as they are; nested sets
+    /// give up from the last one to the first. O(tokens / 64 * sets + count).
+    /// @param layer           of the set, which isn't set 0
+    /// @param positions       [count] ascending, held by the layer
+    /// @param[out] from_rows  [count] the row of the layer's cache that becomes row i, never below i: a pass
+    ///                        from the first to the last moves them in place. Null: not wanted. Pages that
+    ///                        others share are to be copied first.
+    /// Fails in an open step, or where the next nested set still holds a position that isn't kept.
+    template <class Index>
+    UNIPREFILL_HOST_API status keep_only(std::int32_t request, std::int32_t layer,
+                                         const std::int32_t* positions, std::int32_t count, Index* from_rows,
+                                         stream = {}) noexcept;
     /// A free slot becomes a copy of a request, as beams and several answers to one prompt take it. Which
     /// pages the two share says held_rows::fork_pages(), which page is to be copied before a step writes it
     /// step_arrays::partial_pages. O(tokens / 64 * sets). Fails in an open step, or where @p copy is taken.
@@ -329,6 +342,8 @@ class drop_ledger<backend::host> {
                                               std::int32_t count) const noexcept;
     UNIPREFILL_HOST_API void stage_rows(const detail::request_record& state, std::int32_t set,
                                         const std::int32_t* positions, std::int32_t count) const noexcept;
+    UNIPREFILL_HOST_API status check_kept(std::int32_t request, std::int32_t layer,
+                                          const std::int32_t* positions, std::int32_t count) const noexcept;
     UNIPREFILL_HOST_API status check_rollback(std::int32_t request, std::int32_t num_tokens) const noexcept;
     UNIPREFILL_HOST_API void forget(std::int32_t request, std::int32_t num_tokens) const noexcept;
     UNIPREFILL_HOST_API status check_output(const ledger_step& step, std::int32_t layer, bool given,
@@ -364,6 +379,7 @@ class drop_ledger<backend::host> {
 UNIPREFILL_END_NAMESPACE
 
 #include <uniprefill/ledger/detail/drop_ledger_answers.inl>
+#include <uniprefill/ledger/detail/drop_ledger_keep.inl>
 #include <uniprefill/ledger/detail/drop_ledger_life.inl>
 #include <uniprefill/ledger/detail/drop_ledger_pages.inl>
 #include <uniprefill/ledger/detail/drop_ledger_saved.inl>

@@ -51,6 +51,21 @@ inline constexpr std::int32_t word_positions = 64;
     return (end + word_positions - 1) / word_positions;
 }
 
+/// A row's page and its place there.
+struct row_place {
+    std::int32_t page;
+    std::int32_t row;
+};
+
+/// Division with remainder that is cheap where pages are powers of two. @pre row >= 0, page_tokens >= 1
+[[nodiscard]] inline UNIPREFILL_API row_place place_of(std::int32_t row, std::int32_t page_tokens) noexcept {
+    const std::int32_t below = page_tokens - 1;
+    if ((page_tokens & below) == 0) {
+        return {row >> count_bits(static_cast<std::uint32_t>(below)), row & below};
+    }
+    return {row / page_tokens, row % page_tokens};
+}
+
 } // namespace detail
 
 UNIPREFILL_END_NAMESPACE

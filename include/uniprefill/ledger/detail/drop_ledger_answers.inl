@@ -51,6 +51,14 @@ UNIPREFILL_API void fill_rows(const request_record& state, std::int32_t set, std
     if (rows == 0 || (positions == nullptr && window_rows == nullptr)) {
         return;
     }
+    const std::int32_t dense_row = set == 0 ? 0 : state.staged_below[set];
+    if (before >= dense_row && window_rows == nullptr) { // as decode rows are
+        const std::int32_t first = (set == 0 ? 0 : state.header->staged.dense_from) + before - dense_row;
+        for (std::int32_t i = 0; i < rows; ++i) {
+            positions[i] = first + i;
+        }
+        return;
+    }
     const held_rows held = held_rows_maker::make(state, set);
     if (positions != nullptr) {
         held.copy_positions(before, positions, rows);
@@ -170,7 +178,8 @@ inline bool drop_ledger<backend::host>::slots_fit(const ledger_step& step, const
     std::int64_t highest = 0;
     for_each_request(step, [&](std::int32_t r, std::int32_t request, const detail::request_record& state) {
         const std::int32_t index = slots.rows == request_index::batch ? r : request;
-        for (std::int32_t row = state.length_before(set); row < state.length(set); ++row) {
+        const std::int32_t length = state.length(set);
+        for (std::int32_t row = state.length_before(set); row < length; ++row) {
             for (std::int32_t i = first; i < end; ++i) {
                 const std::int64_t slot = slots.slot(layers.at(i), index, row);
                 lowest = slot < lowest ? slot : lowest;
