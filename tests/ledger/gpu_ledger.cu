@@ -71,6 +71,9 @@ class random_run {
             if (random_.chance(0.3)) {
                 hand_back();
             }
+            if (random_.chance(0.2) && twins_.bounds().num_sets > 1) {
+                keep_only();
+            }
             twins_.check_states();
         }
         REQUIRE(twins_.fault() == ledger_complaint::none);
@@ -224,6 +227,29 @@ class random_run {
         }
     }
 
+    /// The layers of a set give up some of what they hold, but nothing that the next nested set has.
+    void keep_only() {
+        const std::int32_t set = random_.between(1, twins_.bounds().num_sets - 1);
+        const double share = random_.unit();
+        const std::int32_t from = random_.between(0, shape_.max_tokens); // all that lies behind stays
+        rows_batch kept;
+        for (const std::int32_t id : some(true, 0.5)) {
+            positions stay;
+            if (id >= 0) {
+                const bool nested =
+                    shape_.relation == set_relation::nested && set + 1 < twins_.bounds().num_sets;
+                const up::held_rows next = twins_.held(id, first_layer(nested ? set + 1 : set));
+                for (const std::int32_t position : twins_.positions_of(id, first_layer(set))) {
+                    if (position >= from || random_.chance(share) || (nested && next.row_of(position) >= 0)) {
+                        stay.push_back(position);
+                    }
+                }
+            }
+            kept.add(id, request_tag::chunk, stay);
+        }
+        twins_.keep_only(first_layer(set), kept);
+    }
+
     void hand_back() {
         const std::vector<std::int32_t> ids = some(true, 0.8);
         const up::page_rule rule{page, random_.chance(0.5) ? 0 : random_.between(1, 80),
@@ -359,6 +385,24 @@ TEST_CASE("a device ledger refuses what the host's refuses, and changes nothing"
     append_refused({19, 22}, request_tag::chunk, ledger_complaint::entering_order);
     append_refused({22, 30}, request_tag::chunk, ledger_complaint::entering_order);
     append_refused({22, 23}, request_tag::decode, ledger_complaint::entering_count);
+
+    const auto keep_refused = [&](std::int32_t layer, const positions& stay, ledger_complaint what) {
+        rows_batch kept;
+        kept.add(0, request_tag::chunk, stay);
+        const up::status host = twins.host().keep_only<std::int32_t>(
+            0, layer, stay.data(), static_cast<std::int32_t>(stay.size()), nullptr);
+        REQUIRE_FALSE(host.ok());
+        must(twins.device.keep_only<std::int32_t>(twins.upload(kept.ids), layer, twins.view_of(kept, true),
+                                                  nullptr, nullptr));
+        REQUIRE(twins.fault() == what);
+        REQUIRE(twins.fault_status().code == host.code);
+        REQUIRE(twins.fault_status().layer == host.layer);
+        twins.forget_fault();
+        twins.check_states();
+    };
+    keep_refused(0, {0, 1}, ledger_complaint::whole_layer);
+    keep_refused(1, {3, 2}, ledger_complaint::kept_position);
+    keep_refused(1, {3, 20}, ledger_complaint::kept_position);
 
     const auto refused = [&](ledger_complaint what) {
         REQUIRE(twins.fault() == what);

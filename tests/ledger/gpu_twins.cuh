@@ -209,6 +209,22 @@ class ledger_twins {
         check_states();
     }
 
+    up::held_rows held(std::int32_t request, std::int32_t layer) { return owner_.rows(request, layer); }
+    positions positions_of(std::int32_t request, std::int32_t layer) { return owner_.held(request, layer); }
+    void keep_only(std::int32_t layer, const rows_batch& kept) {
+        std::vector<std::int64_t> from(kept.packed.size(), -77);
+        for (std::size_t r = 0; r < kept.ids.size(); ++r) {
+            if (kept.ids[r] >= 0) {
+                must(host().keep_only(kept.ids[r], layer, kept.packed.data() + kept.cu[r],
+                                      kept.cu[r + 1] - kept.cu[r], from.data() + kept.cu[r]));
+            }
+        }
+        const device_array<std::int64_t> from_there(from.size());
+        must(device.keep_only(upload(kept.ids), layer, view_of(kept, true), from_there.data(), nullptr));
+        REQUIRE(from_there.get() == from);
+        check_states();
+    }
+
     void hand_back(const std::vector<std::int32_t>& ids, const up::page_rule& rule, bool shared,
                    std::vector<up::page_span> spans, const up::block_table_view& view,
                    std::vector<std::int32_t> table, std::int32_t capacity) {

@@ -84,6 +84,12 @@ class drop_ledger<backend::cuda> {
     /// @param copies [count] free slots
     UNIPREFILL_HOST_API status fork(const std::int32_t* requests, const std::int32_t* copies,
                                     std::int32_t count, stream) noexcept;
+    /// Layers of a set give up positions after the prompt, as the host's keep_only() has it.
+    /// @param kept what the layer keeps of each request: num_requests as request_ids, cu_seqlens, positions
+    /// @param[out] from_rows [kept.num_rows] as the host's, at the place of each position; null: not wanted
+    template <class Index>
+    UNIPREFILL_HOST_API status keep_only(const std::int32_t* request_ids, std::int32_t layer,
+                                         const batch_view& kept, Index* from_rows, stream) noexcept;
     /// @}
 
     /// As the host's. One launch, of one thread block more than @p wishes needs; O(rows) work where positions
@@ -145,6 +151,7 @@ class drop_ledger<backend::cuda> {
     UNIPREFILL_HOST_API status check_bound() const noexcept;
     UNIPREFILL_HOST_API status check_slots(const std::int32_t* requests, std::int32_t count) const noexcept;
     UNIPREFILL_HOST_API status check_step(const ledger_step& step) const noexcept;
+    UNIPREFILL_HOST_API status check_layer(std::int32_t layer) const noexcept;
     UNIPREFILL_HOST_API status check_layers(const layer_list& layers) const noexcept;
     UNIPREFILL_HOST_API status check_rows(const batch_view& rows, bool positions_needed) const noexcept;
     template <class Slots, class Index, class Slot>

@@ -30,6 +30,9 @@ enum class ledger_complaint : std::int32_t {
     too_few_entries,  ///< more rows enter a layer than step_arrays::num_rows
     no_page,          ///< a row without a page
     slot_too_large,   ///< a slot that the index type can't hold
+    whole_layer,      ///< a layer of set 0 gives up nothing
+    kept_position,    ///< positions that don't ascend, or that the layer doesn't hold
+    kept_by_next_set, ///< the next nested set holds a position that isn't kept
     rollback,         ///< more positions than there are
     taken,            ///< a slot that isn't free
     table_span,       ///< entries in use that a table doesn't have
@@ -108,6 +111,12 @@ class ledger_fault {
             return bad(status_code::capacity_exceeded, "slots", "a page for each row of the request");
         case ledger_complaint::slot_too_large:
             return bad(status_code::out_of_range, "slots", "slots that fit the index type");
+        case ledger_complaint::whole_layer:
+            return bad(invalid, "layer", "a layer that doesn't hold everything (set 0)");
+        case ledger_complaint::kept_position:
+            return bad(invalid, "positions", "ascending positions that the layer holds");
+        case ledger_complaint::kept_by_next_set:
+            return bad(invalid, "positions", "every position that the next nested set holds");
         case ledger_complaint::rollback:
             return bad(status_code::out_of_range, "num_tokens", "0..the positions that the request has");
         case ledger_complaint::taken:

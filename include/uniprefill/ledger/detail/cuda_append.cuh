@@ -5,7 +5,8 @@
 /// An append on the device: a thread block for each request turns the positions that enter a layer into sets.
 #pragma once
 
-#include <uniprefill/ledger/detail/cuda_step_arrays.cuh>
+#include <uniprefill/ledger/detail/cuda_ledger_state.cuh>
+#include <uniprefill/ledger/detail/cuda_set_writer.cuh>
 
 #include <cstdint>
 
@@ -13,15 +14,9 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
-/// Words of positions that a thread block works on at once.
-inline constexpr std::int32_t staged_words = 1024;
-
 class UNIPREFILL_HIDDEN set_stager {
   public:
-    struct room {
-        unsigned long long kept[staged_words];
-        typename ledger_scan::TempStorage scan;
-    };
+    using room = set_writer::room;
 
     __device__ set_stager(const cuda_ledger_state& ledger, const cuda_step& step, std::int32_t layer,
                           room& shared)
@@ -92,7 +87,7 @@ class UNIPREFILL_HIDDEN set_stager {
                            ledger_.layout.first_layers(ledger_.memory), set, set_);
     }
 
-    /// As the host's ledger does it, word by word.
+    /// As the host's ledger does it.
     __device__ void stage() {
         const request_extent committed = state_.header->committed;
         const request_extent staged = state_.header->staged;
@@ -103,10 +98,18 @@ class UNIPREFILL_HIDDEN set_stager {
         if (!stored) {
             state_.sets.fill(committed.dense_from, staged.num_tokens, share_of_thread());
         }
-        keep(committed.num_tokens, staged.num_tokens);
+        set_writer writer(state_.sets, positions_, count_, shared_);
+        writer.keep(set_, committed.num_tokens, staged.num_tokens, [&](std::int32_t set) {
+            // Nested sets above follow by themselves.
+            return set == set_ || (ledger_.bounds.relation == set_relation::independent && follows(set));
+        });
         for (std::int32_t set = 1; set < ledger_.bounds.num_sets; ++set) {
             if (!stored || follows(set)) {
-                recount(set, committed.dense_from, staged.num_tokens, state_.committed_below[set]);
+                const std::int32_t below =
+                    writer.recount(set, committed.dense_from, staged.num_tokens, state_.committed_below[set]);
+                if (ledger_thread() == 0) {
+                    state_.staged_below[set] = below;
+                }
             }
         }
         if (ledger_thread() == 0 && !stored) {
@@ -114,73 +117,6 @@ class UNIPREFILL_HIDDEN set_stager {
             state_.staged_below[0] = staged.num_tokens;
         }
         __syncthreads();
-    }
-
-    /// position_sets::keep() for every set that follows.
-    __device__ void keep(std::int32_t begin, std::int32_t end) {
-        for (std::int64_t first = begin / word_positions; first < end_word(end); first += staged_words) {
-            for (std::int32_t i = ledger_thread(); i < staged_words; i += ledger_threads) {
-                shared_.kept[i] = 0;
-            }
-            __syncthreads();
-            const std::int64_t behind = (first + staged_words) * word_positions;
-            for (std::int32_t i = row_at(first * word_positions) + ledger_thread();
-                 i < count_ && positions_[i] < behind; i += ledger_threads) {
-                const std::int64_t in_room = positions_[i] - first * word_positions;
-                atomicOr(&shared_.kept[in_room / word_positions], 1ull << (in_room % word_positions));
-            }
-            __syncthreads();
-            for (std::int64_t w = first + ledger_thread(); w < first + staged_words && w < end_word(end);
-                 w += ledger_threads) {
-                const std::uint64_t range = range_mask(w, begin, end);
-                const std::uint64_t kept = shared_.kept[w - first];
-                for (std::int32_t set = set_; set < ledger_.bounds.num_sets; ++set) {
-                    // Nested sets above follow by themselves.
-                    if (set == set_ ||
-                        (ledger_.bounds.relation == set_relation::independent && follows(set))) {
-                        state_.sets.keep_word(set, w, range, kept);
-                    }
-                }
-            }
-            __syncthreads();
-        }
-    }
-    /// The first row at a position that isn't below.
-    [[nodiscard]] __device__ std::int32_t row_at(std::int64_t position) const {
-        std::int32_t low = 0;
-        std::int32_t high = count_;
-        while (low < high) {
-            const std::int32_t middle = low + (high - low) / 2;
-            if (positions_[middle] < position) {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        return low;
-    }
-
-    /// position_sets::recount(): a thread takes the words between two counts.
-    __device__ void recount(std::int32_t set, std::int32_t begin, std::int32_t end, std::int32_t counted) {
-        for (std::int64_t first = begin / rank_positions; first * rank_positions < end;
-             first += ledger_threads) {
-            const std::int64_t mine = first + ledger_thread();
-            std::int32_t here = 0;
-            for (std::int64_t w = mine * rank_words; w < (mine + 1) * rank_words && w < end_word(end); ++w) {
-                here += count_bits(state_.sets.word(set, w) & range_mask(w, begin, end));
-            }
-            std::int32_t before = 0;
-            std::int32_t all = 0;
-            ledger_scan(shared_.scan).ExclusiveSum(here, before, all);
-            if (mine * rank_positions >= begin && mine * rank_positions < end) {
-                state_.sets.count(set, mine) = static_cast<std::uint32_t>(counted + before);
-            }
-            counted += all;
-            __syncthreads();
-        }
-        if (ledger_thread() == 0) {
-            state_.staged_below[set] = counted;
-        }
     }
 
     const cuda_ledger_state& ledger_;

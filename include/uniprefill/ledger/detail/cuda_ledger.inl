@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <uniprefill/ledger/detail/cuda_keep.cuh>
 #include <uniprefill/ledger/detail/cuda_ledger_kernels.cuh>
 #include <uniprefill/ledger/detail/cuda_ledger_life.cuh>
 #include <uniprefill/ledger/detail/cuda_ledger_pages.cuh>
@@ -72,6 +73,12 @@ inline status drop_ledger<backend::cuda>::check_step(const ledger_step& step) co
     return step.open_ && step.ticket_ != 0
                ? success()
                : failure(status_code::wrong_state, "step", "a step that begin_step() opened", 0);
+}
+
+inline status drop_ledger<backend::cuda>::check_layer(std::int32_t layer) const noexcept {
+    return layer >= 0 && layer < bounds_.num_layers
+               ? success()
+               : failure(status_code::out_of_range, "layer", "0..num_layers - 1", layer).at_layer(layer);
 }
 
 inline status drop_ledger<backend::cuda>::check_layers(const layer_list& layers) const noexcept {
@@ -195,6 +202,22 @@ inline status drop_ledger<backend::cuda>::fork(const std::int32_t* requests, con
                           0, on, kernel_state(), requests, copies, count);
 }
 
+template <class Index>
+inline status drop_ledger<backend::cuda>::keep_only(const std::int32_t* request_ids, std::int32_t layer,
+                                                    const batch_view& kept, Index* from_rows,
+                                                    stream on) noexcept {
+    static_assert(detail::is_index<Index>, "indices are int32 or int64");
+    UNIPREFILL_TRY(check_slots(request_ids, kept.num_requests));
+    UNIPREFILL_TRY(check_layer(layer));
+    UNIPREFILL_TRY(check_rows(kept, true).at_layer(layer));
+    detail::cuda_step what;
+    what.request_ids = request_ids;
+    what.num_requests = kept.num_requests;
+    what.rows = kept;
+    return detail::launch(device_, detail::keep_only_kernel<Index>, detail::ledger_grid(kept.num_requests),
+                          detail::ledger_threads, 0, on, kernel_state(), what, layer, from_rows);
+}
+
 // A step ----------------------------------------------------------------------------------------------------
 
 inline detail::cuda_step drop_ledger<backend::cuda>::step_of(const ledger_step& step) const noexcept {
@@ -242,9 +265,7 @@ inline status
 drop_ledger<backend::cuda>::append(ledger_step& step, std::int32_t layer, const batch_view& entering,
                                    const step_wishes<Slots, Index, Slot>& wishes, stream on) noexcept {
     UNIPREFILL_TRY(check_step(step));
-    if (layer < 0 || layer >= bounds_.num_layers) {
-        return failure(status_code::out_of_range, "layer", "0..num_layers - 1", layer).at_layer(layer);
-    }
+    UNIPREFILL_TRY(check_layer(layer));
     if (layer <= step.last_layer_) {
         return failure(status_code::wrong_state, "layer", "a layer above that of the last append", layer)
             .at_layer(layer);
@@ -292,9 +313,7 @@ inline status drop_ledger<backend::cuda>::logits_rows(const ledger_step& step, s
                                                       stream on) const noexcept {
     static_assert(detail::is_index<Index>, "indices are int32 or int64");
     UNIPREFILL_TRY(check_step(step));
-    if (layer < 0 || layer >= bounds_.num_layers) {
-        return failure(status_code::out_of_range, "layer", "0..num_layers - 1", layer).at_layer(layer);
-    }
+    UNIPREFILL_TRY(check_layer(layer));
     UNIPREFILL_TRY(detail::require_ledger(size >= 0 && (size == 0 || out != nullptr), "out",
                                           "an array of size entries", size));
     UNIPREFILL_TRY(detail::require_ledger(wanted.offsets == nullptr || max_spans == 0 ||

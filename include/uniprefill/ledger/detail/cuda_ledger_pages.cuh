@@ -5,9 +5,11 @@
 /// Pages that nobody needs any more, listed by one thread block in the order of the host's ledger.
 #pragma once
 
-#include <uniprefill/ledger/detail/cuda_step_arrays.cuh>
+#include <uniprefill/ledger/detail/cuda_scan.cuh>
 #include <uniprefill/ledger/detail/divided_pages.hpp>
 #include <uniprefill/ledger/held_rows.hpp>
+#include <uniprefill/ledger/layer_list.hpp>
+#include <uniprefill/ledger/pages.hpp>
 
 #include <cstdint>
 

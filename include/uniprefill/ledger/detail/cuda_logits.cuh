@@ -5,7 +5,7 @@
 /// The rows that need logits, listed by one thread block: a thread for each request.
 #pragma once
 
-#include <uniprefill/ledger/detail/cuda_step_arrays.cuh>
+#include <uniprefill/ledger/detail/cuda_scan.cuh>
 
 #include <cstdint>
 

@@ -5,12 +5,11 @@
 /// step_arrays on the device: a thread block tells of a stretch of rows of one layer.
 #pragma once
 
+#include <uniprefill/ledger/detail/cuda_scan.cuh>
 #include <uniprefill/ledger/detail/cuda_step_rows.cuh>
 #include <uniprefill/ledger/kv_slots.hpp>
 #include <uniprefill/ledger/layer_list.hpp>
 #include <uniprefill/ledger/step_arrays.hpp>
-
-#include <cub/block/block_scan.cuh>
 
 #include <cstdint>
 
@@ -32,8 +31,6 @@ struct cuda_wanted {
         return out.num_rows > told_rows ? num_blocks(out.num_rows, told_rows) : 1;
     }
 };
-
-using ledger_scan = cub::BlockScan<std::int32_t, ledger_threads>;
 
 template <class Slots, class Index, class Slot>
 class UNIPREFILL_HIDDEN step_teller {
