@@ -29,6 +29,7 @@
 #include <uniprefill/ledger/kv_slots.hpp>
 #include <uniprefill/ledger/layer_list.hpp>
 #include <uniprefill/ledger/layer_sets.hpp>
+#include <uniprefill/ledger/ledger_fault.hpp>
 #include <uniprefill/ledger/ledger_limits.hpp>
 #include <uniprefill/ledger/page_signature.hpp>
 #include <uniprefill/ledger/pages.hpp>

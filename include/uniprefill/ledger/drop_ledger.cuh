@@ -46,7 +46,8 @@ struct step_wishes {
 /// `no_slot`; a request that can't be rolled back, forked, admitted or released is left as it is, and the
 /// others go on. Nothing is written out of bounds.
 ///
-/// Deterministic. Calls on one stream, or ordered by events, one after another; any number of ledgers.
+/// Deterministic. Thread safety: any number of ledgers at once; calls on one ledger, one after another, whose
+/// launches are ordered by one stream or by events.
 template <>
 class drop_ledger<backend::cuda> {
   public:
@@ -59,8 +60,8 @@ class drop_ledger<backend::cuda> {
     /// @pre validate(bounds).ok()
     [[nodiscard]] static UNIPREFILL_HOST_API std::size_t state_bytes(const ledger_limits& bounds) noexcept;
 
-    /// Takes the caller's device memory and forgets what it holds, as the host's does. Clears and a few
-    /// launches; capture-safe.
+    /// Takes the caller's device memory and forgets what it holds, as the host's does. O(bytes): a memset and
+    /// a launch for each 480 layers and sets; capture-safe.
     /// @param layer_sets [num_layers] in host memory; copied
     /// @param memory     device memory, otherwise as the host's
     /// Refused beyond what thread blocks can share: max_requests above 8,192.
@@ -76,15 +77,23 @@ class drop_ledger<backend::cuda> {
     /// @name Requests
     /// Arrays of @p count slots; -1 is an empty place, none twice. One launch each.
     /// @{
+
+    /// Free slots become empty requests. O(count).
     UNIPREFILL_HOST_API status admit(const std::int32_t* requests, std::int32_t count, stream) noexcept;
+    /// The slots are free again. O(count * tokens / 64).
     UNIPREFILL_HOST_API status release(const std::int32_t* requests, std::int32_t count, stream) noexcept;
+    /// Every layer forgets positions. O(count) among decoded tokens, else O((tokens rolled back) / 64 + sets)
+    /// for each.
     /// @param num_tokens [count] positions that each keeps
     UNIPREFILL_HOST_API status rollback(const std::int32_t* requests, const std::int32_t* num_tokens,
                                         std::int32_t count, stream) noexcept;
+    /// Free slots become copies. O(count * tokens / 64 * sets).
     /// @param copies [count] free slots
     UNIPREFILL_HOST_API status fork(const std::int32_t* requests, const std::int32_t* copies,
                                     std::int32_t count, stream) noexcept;
-    /// Layers of a set give up positions after the prompt, as the host's keep_only() has it.
+    /// Layers of a set give up positions after the prompt, as the host's keep_only() has it. O(rows +
+    /// requests
+    /// * tokens / 64 * sets).
     /// @param kept what the layer keeps of each request: num_requests as request_ids, cu_seqlens, positions
     /// @param[out] from_rows [kept.num_rows] as the host's, at the place of each position; null: not wanted
     template <class Index>
@@ -92,45 +101,51 @@ class drop_ledger<backend::cuda> {
                                          const batch_view& kept, Index* from_rows, stream) noexcept;
     /// @}
 
-    /// As the host's. One launch, of one thread block more than @p wishes needs; O(rows) work where positions
-    /// are given, to check them.
+    /// As the host's. One launch, of one thread block more than @p wishes needs: O(layers * (rows * log
+    /// requests + requests)).
     /// @param batch       num_rows at least the last of cu_seqlens
     /// @param request_ids [num_requests] used until the step ends
     template <class Slots = contiguous_slots, class Index = std::int32_t, class Slot = std::int64_t>
     UNIPREFILL_HOST_API status begin_step(const batch_view& batch, const std::int32_t* request_ids,
                                           ledger_step& step, const step_wishes<Slots, Index, Slot>& wishes,
                                           stream) noexcept;
+    /// The same without telling anything. O(rows + requests).
     UNIPREFILL_HOST_API status begin_step(const batch_view& batch, const std::int32_t* request_ids,
                                           ledger_step& step, stream on) noexcept {
         return begin_step(batch, request_ids, step, step_wishes<>{}, on);
     }
 
-    /// As the host's. One launch: a thread block for each request beside those that @p wishes needs.
+    /// As the host's. One launch: a thread block for each request beside those that @p wishes needs. O(rows +
+    /// tokens of the step / 64 * sets), and for @p wishes as begin_step().
     /// @param wishes of layers that these rows enter: from @p layer on, up to the next append
     template <class Slots = contiguous_slots, class Index = std::int32_t, class Slot = std::int64_t>
     UNIPREFILL_HOST_API status append(ledger_step& step, std::int32_t layer, const batch_view& entering,
                                       const step_wishes<Slots, Index, Slot>& wishes, stream) noexcept;
+    /// The same without telling anything. O(rows + tokens of the step / 64 * sets).
     UNIPREFILL_HOST_API status append(ledger_step& step, std::int32_t layer, const batch_view& entering,
                                       stream on) noexcept {
         return append(step, layer, entering, step_wishes<>{}, on);
     }
 
-    /// Tells of any layers of an open step, from the state. One launch.
+    /// Tells of any layers of an open step, from the state. One launch, O(layers * (rows * log tokens +
+    /// requests)).
     template <class Slots, class Index, class Slot>
     UNIPREFILL_HOST_API status look_up(const ledger_step& step, const step_wishes<Slots, Index, Slot>& wishes,
                                        stream) const noexcept;
-    /// As the host's. One launch.
+    /// As the host's. One launch, of one thread block. O(size + rows).
     /// @param max_spans that the last of wanted.offsets may name
     template <class Index>
     UNIPREFILL_HOST_API status logits_rows(const ledger_step& step, std::int32_t layer,
                                            const span_lists& wanted, std::int32_t max_spans, Index* out,
                                            std::int32_t size, Index* offsets, stream) const noexcept;
 
-    /// One launch each.
+    /// The step's rows are held for good. One launch, O(requests * sets).
     UNIPREFILL_HOST_API status commit_step(ledger_step& step, stream) noexcept;
+    /// The step was never opened. One launch, O(tokens of the step / 64 * sets).
     UNIPREFILL_HOST_API status abort_step(ledger_step& step, stream) noexcept;
 
     /// As the host's; none are handed back where it would have failed. One launch, of one thread block.
+    /// O(layers * requests + pages handed back).
     /// @param[out] num_pages [1]
     UNIPREFILL_HOST_API status hand_back_pages(const std::int32_t* request_ids, std::int32_t count,
                                                const layer_list& layers, const page_rule& rule,
@@ -140,7 +155,7 @@ class drop_ledger<backend::cuda> {
 
     /// The word that ledger_fault reads, in device memory; copy it whenever it suits.
     [[nodiscard]] UNIPREFILL_HOST_API const std::uint64_t* fault() const noexcept;
-    /// Forgets a fault.
+    /// Forgets a fault. O(1).
     UNIPREFILL_HOST_API status clear_fault(stream) noexcept;
 
     /// The state, laid out as the host's: for tests, and for engines that move it.

@@ -51,6 +51,7 @@ class ledger_fault {
     /// What the device left.
     explicit UNIPREFILL_API ledger_fault(std::uint64_t word) noexcept
         : word_(word) {}
+    /// What a device leaves; slot and layer -1 where none is concerned.
     UNIPREFILL_API ledger_fault(ledger_complaint what, std::int32_t request, std::int32_t layer,
                                 std::int64_t came) noexcept
         : word_(at_most(request, 65534) << 47 | at_most(layer, 510) << 38 |
@@ -69,7 +70,7 @@ class ledger_fault {
         return static_cast<std::int32_t>(static_cast<std::uint32_t>(word_));
     }
 
-    /// As the host's ledger says it.
+    /// As the host's ledger says it. O(1), pure: safe on any thread, deterministic.
     [[nodiscard]] UNIPREFILL_HOST_API status to_status() const noexcept {
         const auto bad = [this](status_code code, const char* argument, const char* expected) {
             return failure(code, argument, expected, came()).at_request(request()).at_layer(layer());
