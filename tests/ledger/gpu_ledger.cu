@@ -445,8 +445,6 @@ TEST_CASE("a decode step captured once serves requests that come, grow and go") 
     property::random_numbers random(property::base_seed());
 
     replayed_decode replayed(twins, places, view, table);
-    const up::drop_ledger<backend_cuda>& device = twins.device;
-    static_cast<void>(device);
     captured_graph graph([&](cudaStream_t stream) { replayed.launch(stream); });
     std::vector<std::int32_t> ids(places, -1);
     for (int round = 0; round < 60; ++round) {

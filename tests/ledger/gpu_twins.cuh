@@ -9,6 +9,7 @@
 #include "ledger/ledger_fixture.hpp"
 #include "property/random.hpp"
 #include "support/cuda.cuh"
+#include "support/cuda_calls.hpp"
 
 #include <uniprefill/ledger/drop_ledger.cuh>
 
@@ -19,6 +20,14 @@ namespace ledger_test {
 
 using backend_cuda = up::backend::cuda;
 using uniprefill_test::device_array;
+
+/// A call of the hot path: it does what it is asked, and asks the runtime for nothing but launches.
+template <class Call>
+void launches_only(Call call) {
+    const uniprefill_test::cuda_calls before = uniprefill_test::cuda_calls::now();
+    must(call());
+    REQUIRE(before.since() == "");
+}
 
 /// Which arrays a step is asked for: all of them, in these sizes.
 struct wanted_arrays {
@@ -151,7 +160,7 @@ class ledger_twins {
         const up::batch_view on_device = view_of(batch_, positions_given);
         const std::int32_t* const ids = upload(batch_.ids);
         with_arrays(device.every_layer(), wanted, view, table, [&](const auto& wishes) {
-            must(device.begin_step(on_device, ids, twin_, wishes, nullptr));
+            launches_only([&] { return device.begin_step(on_device, ids, twin_, wishes, nullptr); });
         });
     }
     /// Rows enter layer @p layer; compares what both tell of layers [layer, end).
@@ -160,13 +169,14 @@ class ledger_twins {
         must(host().append(step_, layer, rows.view()));
         const up::batch_view on_device = view_of(rows, true);
         with_arrays({layer, end - layer, nullptr}, wanted, view, table, [&](const auto& wishes) {
-            must(device.append(twin_, layer, on_device, wishes, nullptr));
+            launches_only([&] { return device.append(twin_, layer, on_device, wishes, nullptr); });
         });
     }
     void look_up_all(const wanted_arrays& wanted, up::block_table_view view,
                      const std::vector<std::int32_t>& table) {
-        with_arrays(device.every_layer(), wanted, view, table,
-                    [&](const auto& wishes) { must(device.look_up(twin_, wishes, nullptr)); });
+        with_arrays(device.every_layer(), wanted, view, table, [&](const auto& wishes) {
+            launches_only([&] { return device.look_up(twin_, wishes, nullptr); });
+        });
     }
     void compare_logits(std::int32_t layer, const rows_batch& batch) {
         const std::size_t size = batch.packed.size() + batch.ids.size();
@@ -194,7 +204,8 @@ class ledger_twins {
     }
     void end(bool commits) {
         must(commits ? host().commit_step(step_) : host().abort_step(step_));
-        must(commits ? device.commit_step(twin_, nullptr) : device.abort_step(twin_, nullptr));
+        launches_only(
+            [&] { return commits ? device.commit_step(twin_, nullptr) : device.abort_step(twin_, nullptr); });
         check_states();
         kept_.clear();
     }
@@ -220,7 +231,10 @@ class ledger_twins {
             }
         }
         const device_array<std::int64_t> from_there(from.size());
-        must(device.keep_only(upload(kept.ids), layer, view_of(kept, true), from_there.data(), nullptr));
+        const std::int32_t* const ids_there = upload(kept.ids);
+        const up::batch_view kept_there = view_of(kept, true);
+        launches_only(
+            [&] { return device.keep_only(ids_there, layer, kept_there, from_there.data(), nullptr); });
         REQUIRE(from_there.get() == from);
         check_states();
     }
@@ -248,8 +262,11 @@ class ledger_twins {
         std::int32_t found = 0;
         const up::status done = host().hand_back_pages(ids.data(), count, host().every_layer(), rule, tables,
                                                        pages.data(), capacity, found);
-        must(device.hand_back_pages(upload(ids), count, device.every_layer(), rule, twin, pages_there.data(),
-                                    capacity, found_there.data(), nullptr));
+        const std::int32_t* const ids_there = upload(ids);
+        launches_only([&] {
+            return device.hand_back_pages(ids_there, count, device.every_layer(), rule, twin,
+                                          pages_there.data(), capacity, found_there.data(), nullptr);
+        });
         REQUIRE(found_there.get()[0] == (done.ok() ? found : 0));
         REQUIRE(pages_there.get() == pages);
         REQUIRE(table_there.get() == table);
