@@ -7,6 +7,7 @@
 
 #include <uniprefill/core/cuda.cuh>
 #include <uniprefill/importance/importance.cuh>
+#include <uniprefill/ledger/drop_ledger.cuh>
 #include <uniprefill/pipeline/prefill_sparsifier.cuh>
 #include <uniprefill/propagate/add_norm.cuh>
 #include <uniprefill/propagate/compaction.cuh>

@@ -27,8 +27,14 @@
 #include <uniprefill/ledger/drop_ledger.hpp>
 #include <uniprefill/ledger/held_rows.hpp>
 #include <uniprefill/ledger/kv_slots.hpp>
+#include <uniprefill/ledger/layer_list.hpp>
 #include <uniprefill/ledger/layer_sets.hpp>
+#include <uniprefill/ledger/ledger_fault.hpp>
 #include <uniprefill/ledger/ledger_limits.hpp>
+#include <uniprefill/ledger/page_signature.hpp>
+#include <uniprefill/ledger/pages.hpp>
+#include <uniprefill/ledger/saved_request.hpp>
+#include <uniprefill/ledger/step_arrays.hpp>
 #include <uniprefill/pipeline/policy.hpp>
 #include <uniprefill/pipeline/prefill_sparsifier.hpp>
 #include <uniprefill/propagate/compaction.hpp>

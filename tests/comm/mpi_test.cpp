@@ -6,6 +6,7 @@
 // REQUIRE) once ranks have begun to wait for each other.
 
 #include "comm/tensor_parallel.hpp"
+#include "ledger/ledger_fixture.hpp"
 
 #include <uniprefill/comm/mpi.hpp>
 
@@ -80,6 +81,36 @@ void split_decides_as_unsplit() {
     CHECK(dropped > 0);
 }
 
+/// The state of a ledger after a step whose first layer has decided so: the rows kept enter the second one.
+std::vector<std::byte> ledger_after(const up::batch_view& batch, const std::vector<kept_segment>& kept) {
+    ledger_test::owned_ledger owner = ledger_test::make_ledger(
+        {0}, 2, up::set_relation::nested, batch.num_rows, std::max(batch.num_requests, 1));
+    ledger_test::rows_batch arrived;
+    ledger_test::rows_batch entering;
+    std::size_t segment = 0;
+    for (std::int32_t request = 0; request < batch.num_requests; ++request) {
+        ledger_test::must(owner.ledger.admit(request));
+        ledger_test::positions rows;
+        std::int32_t position = 0; // a request's rows stand for its first positions
+        for (; segment < kept.size() && batch.request_of(static_cast<std::int32_t>(segment)) == request;
+             ++segment) {
+            for (const bool keep : kept[segment].keep) {
+                if (keep) {
+                    rows.push_back(position);
+                }
+                ++position;
+            }
+        }
+        arrived.add(request, batch.tags[request], ledger_test::range(0, position));
+        entering.add(request, batch.tags[request], rows);
+    }
+    up::ledger_step step;
+    ledger_test::must(owner.ledger.begin_step(arrived.view(), arrived.ids.data(), step));
+    ledger_test::must(owner.ledger.append(step, 1, entering.view()));
+    ledger_test::must(owner.ledger.commit_step(step));
+    return owner.snapshot();
+}
+
 } // namespace
 
 // MPI's profiling interface: a program's own function goes before the library's.
@@ -95,6 +126,32 @@ TEST_CASE("heads summed over processes: masses and keep sets as if one process h
 
 TEST_CASE("the maximum over heads of all processes") {
     split_decides_as_unsplit<up::head_max>();
+}
+
+TEST_CASE("every process has the same ledger, which nobody sent") {
+    const processes& all = processes::all();
+    const up::mpi_reduction reduction(all.ranks());
+    int dropped = 0;
+    const int cases = scaled(60);
+    for (int i = 0; i < cases; ++i) {
+        const std::uint64_t seed = base_seed() + static_cast<std::uint64_t>(i);
+        INFO("UNIPREFILL_TEST_SEED=" << seed << " (first case), rank " << all.rank() << " of "
+                                     << all.count());
+        random_numbers numbers(seed);
+        const problem whole = random_problem(numbers, all.count());
+        const unsplit<up::head_sum> wanted(whole);
+        rank_step<up::head_sum> rank(share_of(whole, all.rank(), all.count()), whole.of.heads);
+        rank.decide(reduction);
+        const std::vector<std::byte> mine = ledger_after(rank.batch(), rank.kept());
+        CHECK(mine == ledger_after(rank.batch(), wanted.kept));
+        std::vector<std::byte> of_first = mine;
+        MPI_Bcast(of_first.data(), static_cast<int>(of_first.size()), MPI_BYTE, 0, all.ranks());
+        CHECK(mine == of_first);
+        for (const kept_segment& segment : wanted.kept) {
+            dropped += segment.outcome.rows - segment.outcome.kept;
+        }
+    }
+    CHECK(dropped > 0);
 }
 
 TEST_CASE("a fault in one process keeps its request whole in every process") {

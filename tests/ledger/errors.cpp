@@ -3,8 +3,7 @@
 
 // Bad input: a status that names the argument, the request and the layer, and nothing changed.
 
-#include "ledger/ledger_fixture.hpp"
-#include "support/catch.hpp"
+#include "ledger/refusals.hpp"
 
 using namespace ledger_test;
 using up::request_tag;
@@ -20,15 +19,6 @@ owned_ledger make_server(set_relation relation = set_relation::nested) {
     must(owner.ledger.admit(1));
     open_step(owner, {{0, request_tag::prefill, range(0, 300), range(0, 100)}}, 1).commit();
     return owner;
-}
-
-void check_refused(const up::status& came, status_code code, const std::string& argument,
-                   std::int32_t request, std::int32_t layer = -1) {
-    INFO(text(came));
-    CHECK(came.code == code);
-    CHECK(came.argument == argument);
-    CHECK(came.request == request);
-    CHECK(came.layer == layer);
 }
 
 /// Tries to open a step of one request after a good one, and checks that nothing is left of the try.
@@ -262,7 +252,7 @@ TEST_CASE("outputs that are too short, and rows without a page", "[ledger]") {
     check_refused(owner.ledger.cu_seqlens(step, 1, out.data(), 1), status_code::out_of_range, "size", -1, 1);
     check_refused(owner.ledger.seq_lens(step, 9, out.data(), 1), status_code::out_of_range, "layer", -1, 9);
     std::int32_t* const nowhere = nullptr;
-    check_refused(owner.ledger.write_rows(step, 1, nowhere, 40), status_code::invalid_argument, "out", -1);
+    check_refused(owner.ledger.write_rows(step, 1, nowhere, 40), status_code::invalid_argument, "out", -1, 1);
 
     std::int32_t pages[] = {4, 5, 6};
     up::block_table_view view;

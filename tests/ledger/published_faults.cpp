@@ -7,6 +7,8 @@
 #include "ledger/ledger_fixture.hpp"
 #include "support/catch.hpp"
 
+#include <algorithm>
+
 using namespace ledger_test;
 using up::request_tag;
 using up::set_relation;
@@ -121,6 +123,62 @@ TEST_CASE("a second chunk goes on where the first ended, in every layer", "[ledg
     CHECK(owner.held(0, 2) == join(first, second));
 }
 
+TEST_CASE("a request that starts from another's pages goes on behind them and writes none of them",
+          "[ledger]") {
+    owned_ledger owner = make_server();
+    const paged_pool pool;
+    const positions kept = join(range(0, 20), range(80, 100));
+    open_step(owner, {{0, request_tag::chunk, range(0, 100), kept}}, first_layer_after).commit();
+    must(owner.ledger.release(1));
+    must(owner.ledger.fork(0, 1)); // 100 positions are there already
+    const positions rest = join(range(100, 110), range(190, 200));
+    open_step step(owner, {{1, request_tag::chunk, range(100, 200), rest}}, first_layer_after);
+    for (std::int32_t layer = 0; layer < 4; ++layer) {
+        const std::int32_t there = layer == 0 ? 100 : 40; // in pages of 16: 4 and 8 rows in the last one
+        CHECK(step.cached_lens(layer)[0] == there);
+        CHECK(step.slots(layer, pool.view).front() == paged_pool::slot(1, there));
+        const up::forked_pages pages = owner.rows(0, layer).fork_pages({page, 0, 0});
+        CHECK((pages.shared.begin == 0 && pages.shared.end == there / page));
+        CHECK((pages.copied == there / page && pages.copied_rows == there % page));
+        std::int32_t partial = -7; // the one page with rows already that the step writes: to be copied
+        up::step_arrays<> told;
+        told.num_requests = 1;
+        told.page_tokens = page;
+        told.partial_pages = &partial;
+        must(owner.ledger.look_up(step.step, {layer, 1}, up::contiguous_slots{}, told));
+        CHECK(partial == pages.copied);
+        for (const std::int64_t slot : step.slots(layer, pool.view)) {
+            CHECK(slot >= paged_pool::slot(1, there));
+        }
+    }
+    step.commit();
+    CHECK(owner.held(0, 3) == kept); // and the rows of the first stay what they are
+    CHECK(owner.held(1, 3) == join(kept, rest));
+}
+
+TEST_CASE("pages of one text are not taken for each other where other tokens were dropped", "[ledger]") {
+    owned_ledger owner = make_server();
+    const std::vector<std::int32_t> text(320, 1);
+    const positions kept = join(range(0, 40), range(200, 320));
+    open_step(owner, {{0, request_tag::prefill, range(0, 320), kept}}, first_layer_after).commit();
+    open_step(owner, {{1, request_tag::prefill, range(0, 320), range(0, 160)}}, first_layer_after).commit();
+    open_step(owner, {{2, request_tag::prefill, range(0, 320), kept}}, first_layer_after).commit();
+    const auto sign = [&](std::int32_t request, std::int32_t layer) {
+        std::vector<up::page_signature> made(20);
+        std::int32_t count = 0;
+        must(owner.ledger.sign_pages(request, layer, {}, text.data(), page, made.data(), 20, count));
+        CHECK(count == (layer == 0 ? 20 : 10));
+        return made;
+    };
+    CHECK(sign(0, 0) == sign(1, 0)); // layer 0 holds everything of either
+    CHECK(sign(0, 3) == sign(2, 3));
+    const std::vector<up::page_signature> one = sign(0, 3);
+    const std::vector<up::page_signature> other = sign(1, 3);
+    for (std::size_t i = 0; i < 10; ++i) {
+        CHECK((one[i] == other[i]) == (i < 2)); // 0..31 of both
+    }
+}
+
 TEST_CASE("a preempted request that comes again has no history", "[ledger]") {
     owned_ledger owner = make_server();
     const paged_pool pool;
@@ -140,6 +198,67 @@ TEST_CASE("a preempted request that comes again has no history", "[ledger]") {
     open_step decode(owner, {{0, request_tag::decode, {60}, {60}}}, first_layer_after);
     CHECK(decode.seq_lens(3)[0] == 61);
     decode.commit();
+}
+
+TEST_CASE("a request that was swapped out comes back with its history, and nobody else's", "[ledger]") {
+    owned_ledger owner = make_server();
+    open_step(owner, {{0, request_tag::prefill, range(0, 400), range(0, 50)}}, first_layer_after).commit();
+    open_step(owner, {{1, request_tag::prefill, range(0, 300), range(0, 70)}}, first_layer_after).commit();
+    std::size_t bytes = 0;
+    must(owner.ledger.saved_bytes(0, bytes));
+    std::vector<std::byte> saved(bytes);
+    must(owner.ledger.save(0, saved.data(), bytes));
+    must(owner.ledger.release(0));
+    must(owner.ledger.release(1));
+    must(owner.ledger.admit(1));
+    must(owner.ledger.restore(1, saved.data(), bytes));
+    // It resumes in a step without decodes, in the slot of another.
+    open_step step(owner, {{1, request_tag::verify, range(400, 403), range(400, 403)}}, first_layer_after);
+    CHECK(step.write_rows(0) == range(400, 403));
+    CHECK(step.write_rows(3) == range(50, 53));
+    CHECK(step.seq_lens(3)[0] == 53);
+    step.commit();
+}
+
+TEST_CASE("a window frees what it has passed by position: pages that are read or written stay", "[ledger]") {
+    owned_ledger owner = make_server();
+    // Of 300 positions the later layers hold 60: 0..19 and 260..299. A window of 64 sees 237.. from 300 on.
+    const positions kept = join(range(0, 20), range(260, 300));
+    open_step(owner, {{0, request_tag::prefill, range(0, 300), kept}}, first_layer_after).commit();
+    std::vector<std::int32_t> table = range(0, 100);
+    up::page_span in_use{0, 19}; // pages for 300 rows were taken
+    up::page_tables tables;
+    tables.table = table.data();
+    tables.in_use = &in_use;
+    tables.max_pages = 100;
+    const std::int32_t request = 0;
+    std::vector<std::int32_t> freed(100);
+    std::int32_t count = 0;
+    must(owner.ledger.hand_back_pages(&request, 1, {first_layer_after, 1}, {page, 64, 0}, tables,
+                                      freed.data(), 100, count));
+    // Pages hold rows 0..15, 16..31, 32..47, 48..59: only the first has no position that the window sees. By
+    // original position taken for a row, the window would begin at row 237 and free all that lives.
+    CHECK(count == 1 + 15);
+    CHECK(freed[0] == 0);
+    CHECK(freed[1] == 4);
+    CHECK((in_use.begin == 1 && in_use.end == 4));
+    // By row, the window of 64 rows would hold all 60 and free nothing; it begins at row 20.
+    CHECK(owner.rows(0, first_layer_after).window_row(300, 64) == 20);
+    CHECK(owner.rows(0, first_layer_after).window_row(323, 64) == 20); // 260 is just seen
+    CHECK(owner.rows(0, first_layer_after).window_row(324, 64) == 21);
+    // Decoding, its rows go to pages that it still has, until the window has passed the prompt.
+    for (std::int32_t position = 300; position < 400; ++position) {
+        open_step step(owner, {{0, request_tag::decode, {position}, {position}}}, first_layer_after);
+        const std::int32_t row = step.write_rows(first_layer_after)[0];
+        CHECK(row == 60 + position - 300);
+        in_use.end = std::max(in_use.end, row / page + 1);
+        table[static_cast<std::size_t>(row / page)] = row / page;
+        step.commit();
+        must(owner.ledger.hand_back_pages(&request, 1, {first_layer_after, 1}, {page, 64, 0}, tables,
+                                          freed.data(), 100, count));
+        const std::int32_t seen = owner.rows(0, first_layer_after).window_row(position + 1, 64);
+        CHECK((in_use.begin == seen / page && in_use.end == row / page + 1));
+    }
 }
 
 TEST_CASE("a step that dies halfway leaves no history either", "[ledger]") {
@@ -209,6 +328,14 @@ TEST_CASE("a short request beside a long one loses nothing and costs nothing", "
     CHECK(span.begin == -1);
     CHECK(owner.rows(0, 3).copy_dropped_ranges(&span, 1) == 1);
     CHECK((span.begin == 300 && span.end == 1000));
+    std::size_t with_drops = 0;
+    std::size_t without = 0;
+    std::size_t empty = 0;
+    must(owner.ledger.saved_bytes(0, with_drops));
+    must(owner.ledger.saved_bytes(1, without));
+    must(owner.ledger.saved_bytes(2, empty));
+    CHECK(without == empty); // it has no entry because others have one
+    CHECK(with_drops > empty);
 }
 
 TEST_CASE("padded rows and empty places of the batch write nowhere", "[ledger]") {
@@ -264,4 +391,43 @@ TEST_CASE("slots beyond 2^31 are whole, or refused where they don't fit", "[ledg
     CHECK(refused.layer == 0);
     CHECK(narrow == std::vector<std::int32_t>(40, 123));
     must(owner.ledger.abort_step(step));
+}
+
+TEST_CASE("tables in smaller pages than the manager's name the same slots", "[ledger]") {
+    owned_ledger owner = make_server();
+    const positions kept = join(range(0, 40), range(270, 300));
+    // The manager hands out pages of 64 rows; kernels read a table in pages of 16, four for each of those.
+    // Layer 1 of another kind has pages of 32, in a pool of its own.
+    const std::int32_t manager[] = {9, 3, 7, 5, 1};
+    std::vector<std::int32_t> kernel;
+    for (const std::int32_t large : manager) {
+        for (std::int32_t i = 0; i < 4; ++i) {
+            kernel.push_back(4 * large + i);
+        }
+    }
+    const auto view = [](const std::int32_t* table, std::int32_t pages, std::int32_t rows) {
+        up::block_table_view made;
+        made.table = table;
+        made.max_pages = pages;
+        made.page_tokens = rows;
+        return made;
+    };
+    open_step step(owner, {{0, request_tag::prefill, range(0, 300), kept}}, first_layer_after);
+    for (std::int32_t layer = 0; layer < 4; ++layer) {
+        const std::vector<std::int64_t> slots = step.slots(layer, view(manager, 5, 64));
+        CHECK(step.slots(layer, view(kernel.data(), 20, 16)) == slots);
+        for (const std::int64_t slot : slots) {
+            CHECK((slot >= 64 && slot < 10 * 64)); // inside the manager's pool
+        }
+    }
+    const std::int32_t own[] = {2, 0, 1};
+    const std::vector<std::int64_t> slots = step.slots(first_layer_after, view(own, 3, 32));
+    CHECK(slots.front() == 64);
+    CHECK(slots.back() == 32 + 69 - 64);
+    // Pages in use and handed back are counted in each table's own pages.
+    const up::held_rows rows = owner.rows(0, first_layer_after);
+    CHECK(rows.pages(64) == 2);
+    CHECK(rows.pages(16) == 5);
+    CHECK(rows.pages(32) == 3);
+    step.commit();
 }

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <uniprefill/core/status.hpp>
+#include <uniprefill/ledger/detail/bits.hpp>
 
 #include <cstdint>
 
@@ -46,12 +47,12 @@ struct block_table_view {
     /// @param request numbered as `rows` says
     [[nodiscard]] UNIPREFILL_API std::int64_t slot(std::int32_t layer, std::int32_t request,
                                                    std::int32_t row) const noexcept {
-        const std::int32_t page_index = row / page_tokens;
-        if (page_index >= max_pages) {
+        const detail::row_place place = detail::place_of(row, page_tokens);
+        if (place.page >= max_pages) {
             return -1;
         }
-        const std::int64_t page = table[layer * layer_stride + request * request_stride + page_index];
-        return page < 0 ? -1 : page * page_tokens + row % page_tokens;
+        const std::int64_t page = table[layer * layer_stride + request * request_stride + place.page];
+        return page < 0 ? -1 : page * page_tokens + place.row;
     }
 };
 

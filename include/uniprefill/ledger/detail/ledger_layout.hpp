@@ -5,6 +5,7 @@
 /// Where the parts of a ledger lie in the caller's memory.
 #pragma once
 
+#include <uniprefill/core/batch.hpp>
 #include <uniprefill/ledger/detail/position_sets.hpp>
 
 #include <cstddef>
@@ -24,11 +25,21 @@ struct request_extent {
 /// `staged` is what an open step has made of `committed`; they are equal when none is open.
 struct request_header {
     std::int32_t admitted;
-    std::int32_t open;      ///< an open step lists this request
-    std::int32_t droppable; ///< the open step's rows may be dropped (prefill and chunk)
+    std::int32_t open; ///< an open step lists this request: 1, on CUDA the step's ticket
+    request_tag tag;   ///< of its rows; prefill (0) when none is open
     std::int32_t reserved;
     request_extent committed;
     request_extent staged;
+
+    /// Whether the open step's rows may be dropped.
+    [[nodiscard]] UNIPREFILL_API bool droppable() const noexcept {
+        return tag == request_tag::prefill || tag == request_tag::chunk;
+    }
+    /// The open step has come to its end.
+    UNIPREFILL_API void close() noexcept {
+        open = 0;
+        tag = request_tag::prefill;
+    }
 };
 
 /// The state of one request. `below[set]` counts the positions of the set before dense_from.
@@ -38,21 +49,77 @@ struct request_record {
     std::int32_t* staged_below = nullptr;    // [num_sets]
     position_sets sets{};
 
-    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t length_before(std::int32_t set) const noexcept {
+    [[nodiscard]] UNIPREFILL_API std::int32_t length_before(std::int32_t set) const noexcept {
         return committed_below[set] + header->committed.num_tokens - header->committed.dense_from;
     }
-    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t length(std::int32_t set) const noexcept {
+    [[nodiscard]] UNIPREFILL_API std::int32_t length(std::int32_t set) const noexcept {
         return staged_below[set] + header->staged.num_tokens - header->staged.dense_from;
     }
-    [[nodiscard]] UNIPREFILL_HOST_API bool holds(std::int32_t set, std::int32_t position) const noexcept {
+    [[nodiscard]] UNIPREFILL_API bool holds(std::int32_t set, std::int32_t position) const noexcept {
         return set == 0 || position >= header->staged.dense_from || sets.holds(set, position);
     }
-    UNIPREFILL_HOST_API void copy_below(std::int32_t* to, const std::int32_t* from) const noexcept {
+    /// Positions that @p set holds before @p position, which is one of the request's or their end; rows of an
+    /// open step count.
+    [[nodiscard]] UNIPREFILL_API std::int32_t rows_below(std::int32_t set,
+                                                         std::int32_t position) const noexcept {
+        const request_extent& now = header->staged;
+        return set == 0                     ? position
+               : position >= now.dense_from ? staged_below[set] + position - now.dense_from
+                                            : sets.rank(set, position);
+    }
+    UNIPREFILL_API void copy_below(std::int32_t* to, const std::int32_t* from) const noexcept {
         for (std::int32_t set = 0; set < sets.num_sets; ++set) {
             to[set] = from[set];
         }
     }
 };
+
+/// Whether @p set takes its rows from @p changed when an append brings those.
+[[nodiscard]] inline UNIPREFILL_API bool set_follows(const std::int32_t* layer_sets,
+                                                     const std::int32_t* first_layers, std::int32_t set,
+                                                     std::int32_t changed) noexcept {
+    while (set > changed) {
+        const std::int32_t first = first_layers[set];
+        set = first == 0 ? 0 : layer_sets[first - 1];
+    }
+    return set == changed;
+}
+
+/// The first layer of a set, num_layers where it has none.
+[[nodiscard]] inline UNIPREFILL_API std::int32_t
+first_layer_of(const std::int32_t* layer_sets, std::int32_t num_layers, std::int32_t set) noexcept {
+    std::int32_t layer = 0;
+    while (layer < num_layers && layer_sets[layer] != set) {
+        ++layer;
+    }
+    return layer;
+}
+
+/// Whether a ledger's map from layers to sets is one.
+[[nodiscard]] inline UNIPREFILL_HOST_API status check_layer_sets(const ledger_limits& bounds,
+                                                                 const std::int32_t* layer_sets) noexcept {
+    if (layer_sets == nullptr) {
+        return failure(status_code::invalid_argument, "layer_sets", "an array, not a null pointer", 0);
+    }
+    std::int32_t used = 0; // the highest set so far
+    for (std::int32_t layer = 0; layer < bounds.num_layers; ++layer) {
+        const std::int32_t set = layer_sets[layer];
+        if (set < 0 || set > used + 1 || set >= bounds.num_sets) {
+            return failure(status_code::invalid_argument, "layer_sets",
+                           "sets below num_sets, numbered from 1 in order of first use", set)
+                .at_layer(layer);
+        }
+        if (bounds.relation == set_relation::nested && set < used) {
+            return failure(status_code::invalid_argument, "layer_sets", "sets that never fall, when nested",
+                           set)
+                .at_layer(layer);
+        }
+        used = set > used ? set : used;
+    }
+    return used == bounds.num_sets - 1 ? success()
+                                       : failure(status_code::invalid_argument, "layer_sets",
+                                                 "num_sets - 1 as the highest set", used);
+}
 
 /// Sizes and offsets, all from the limits: the layer maps, then lengths of all requests, then their sets.
 /// Lengths lie together because a decode step reads nothing else.
@@ -62,7 +129,7 @@ class ledger_layout {
     static constexpr std::uint64_t part_alignment = 64;
 
     ledger_layout() noexcept = default;
-    UNIPREFILL_HOST_API explicit ledger_layout(const ledger_limits& l) noexcept
+    UNIPREFILL_API explicit ledger_layout(const ledger_limits& l) noexcept
         : num_sets_(l.num_sets)
         , num_layers_(l.num_layers)
         , num_planes_(count_planes(l.num_sets, l.relation))
@@ -78,7 +145,7 @@ class ledger_layout {
     }
 
     /// Bytes of the whole state; the largest size_t where they can't be addressed.
-    [[nodiscard]] UNIPREFILL_HOST_API std::size_t bytes(std::int32_t max_requests) const noexcept {
+    [[nodiscard]] UNIPREFILL_API std::size_t bytes(std::int32_t max_requests) const noexcept {
         const std::uint64_t most = static_cast<std::size_t>(-1);
         const std::uint64_t requests = size(max_requests);
         const std::uint64_t request_bytes = length_bytes_ + set_bytes_;
@@ -89,15 +156,15 @@ class ledger_layout {
     }
 
     /// The set of each layer.
-    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t* layer_sets(std::byte* memory) const noexcept {
+    [[nodiscard]] UNIPREFILL_API std::int32_t* layer_sets(std::byte* memory) const noexcept {
         return reinterpret_cast<std::int32_t*>(memory); // [num_layers]
     }
     /// The first layer of each set; num_layers for a set 0 that no layer uses.
-    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t* first_layers(std::byte* memory) const noexcept {
+    [[nodiscard]] UNIPREFILL_API std::int32_t* first_layers(std::byte* memory) const noexcept {
         return layer_sets(memory) + num_layers_; // [num_sets]
     }
-    [[nodiscard]] UNIPREFILL_HOST_API request_record record(std::byte* memory,
-                                                            std::int32_t request) const noexcept {
+    [[nodiscard]] UNIPREFILL_API request_record record(std::byte* memory,
+                                                       std::int32_t request) const noexcept {
         std::byte* const lengths = memory + map_bytes_ + size(request) * length_bytes_;
         std::byte* const sets = memory + sets_at_ + size(request) * set_bytes_;
         request_record made;
@@ -115,10 +182,10 @@ class ledger_layout {
     }
 
   private:
-    [[nodiscard]] static UNIPREFILL_HOST_API std::uint64_t size(std::int64_t value) noexcept {
+    [[nodiscard]] static UNIPREFILL_API std::uint64_t size(std::int64_t value) noexcept {
         return static_cast<std::uint64_t>(value);
     }
-    [[nodiscard]] static UNIPREFILL_HOST_API std::uint64_t round_up(std::uint64_t value) noexcept {
+    [[nodiscard]] static UNIPREFILL_API std::uint64_t round_up(std::uint64_t value) noexcept {
         return (value + part_alignment - 1) / part_alignment * part_alignment;
     }
 

@@ -19,8 +19,8 @@ inline constexpr std::int32_t rank_positions = 512;
 inline constexpr std::int64_t rank_words = rank_positions / word_positions;
 
 /// Bits that tell the sets of a position apart. Set 0 holds everything and needs none.
-[[nodiscard]] inline UNIPREFILL_HOST_API std::int32_t count_planes(std::int32_t num_sets,
-                                                                   set_relation relation) noexcept {
+[[nodiscard]] inline UNIPREFILL_API std::int32_t count_planes(std::int32_t num_sets,
+                                                              set_relation relation) noexcept {
     if (relation == set_relation::independent) {
         return num_sets - 1;
     }
@@ -30,6 +30,13 @@ inline constexpr std::int64_t rank_words = rank_positions / word_positions;
     }
     return planes;
 }
+
+/// Words, or requests, that one of several threads takes: every step-th one from its own on. By default there
+/// is one thread, which takes them all.
+struct thread_share {
+    std::int32_t thread = 0;
+    std::int32_t step = 1;
+};
 
 /// Nested: the planes hold, for each position, the number of the last set that has it. Independent: plane
 /// s - 1 holds the bits of set s. Planes and counts describe a prefix of the positions whose length the owner
@@ -43,15 +50,15 @@ struct position_sets {
     std::int32_t num_sets = 1;
     set_relation relation = set_relation::nested;
 
-    [[nodiscard]] UNIPREFILL_HOST_API std::uint64_t& plane(std::int32_t p, std::int64_t w) const noexcept {
+    [[nodiscard]] UNIPREFILL_API std::uint64_t& plane(std::int32_t p, std::int64_t w) const noexcept {
         return planes[p * num_words + w];
     }
-    [[nodiscard]] UNIPREFILL_HOST_API std::uint32_t& count(std::int32_t set, std::int64_t i) const noexcept {
+    [[nodiscard]] UNIPREFILL_API std::uint32_t& count(std::int32_t set, std::int64_t i) const noexcept {
         return counts[(set - 1) * num_counts + i];
     }
 
     /// The positions of word @p w that @p set holds. @pre set >= 1
-    [[nodiscard]] UNIPREFILL_HOST_API std::uint64_t word(std::int32_t set, std::int64_t w) const noexcept {
+    [[nodiscard]] UNIPREFILL_API std::uint64_t word(std::int32_t set, std::int64_t w) const noexcept {
         if (relation == set_relation::independent) {
             return plane(set - 1, w);
         }
@@ -69,34 +76,49 @@ struct position_sets {
         return above | equal;
     }
 
-    [[nodiscard]] UNIPREFILL_HOST_API bool holds(std::int32_t set, std::int32_t position) const noexcept {
+    [[nodiscard]] UNIPREFILL_API bool holds(std::int32_t set, std::int32_t position) const noexcept {
         return ((word(set, position / word_positions) >> (position % word_positions)) & 1u) != 0;
     }
 
     /// Every set holds positions [begin, end), which are 0 so far. Counts are left to recount().
-    UNIPREFILL_HOST_API void fill(std::int64_t begin, std::int64_t end) const noexcept {
+    UNIPREFILL_API void fill(std::int64_t begin, std::int64_t end, thread_share mine = {}) const noexcept {
         for (std::int32_t p = 0; p < num_planes; ++p) {
             if (relation == set_relation::nested && (((num_sets - 1) >> p) & 1) == 0) {
                 continue;
             }
-            for (std::int64_t w = begin / word_positions; w < end_word(end); ++w) {
+            for (std::int64_t w = begin / word_positions + mine.thread; w < end_word(end); w += mine.step) {
                 plane(p, w) |= range_mask(w, begin, end);
             }
         }
     }
 
     /// Back to 0, counts included.
-    UNIPREFILL_HOST_API void clear(std::int64_t begin, std::int64_t end) const noexcept {
+    UNIPREFILL_API void clear(std::int64_t begin, std::int64_t end, thread_share mine = {}) const noexcept {
         for (std::int32_t p = 0; p < num_planes; ++p) {
-            for (std::int64_t w = begin / word_positions; w < end_word(end); ++w) {
+            for (std::int64_t w = begin / word_positions + mine.thread; w < end_word(end); w += mine.step) {
                 plane(p, w) &= ~range_mask(w, begin, end);
             }
         }
         const std::int64_t first = (begin + rank_positions - 1) / rank_positions;
         const std::int64_t last = (end + rank_positions - 1) / rank_positions;
         for (std::int32_t set = 1; set < num_sets; ++set) {
-            for (std::int64_t i = first; i < last; ++i) {
+            for (std::int64_t i = first + mine.thread; i < last; i += mine.step) {
                 count(set, i) = 0;
+            }
+        }
+    }
+
+    /// Takes positions [0, end) of @p from, an equally large one; these here are 0 so far.
+    UNIPREFILL_API void copy_prefix(const position_sets& from, std::int64_t end,
+                                    thread_share mine = {}) const noexcept {
+        for (std::int32_t p = 0; p < num_planes; ++p) {
+            for (std::int64_t w = mine.thread; w < end_word(end); w += mine.step) {
+                plane(p, w) = from.plane(p, w);
+            }
+        }
+        for (std::int32_t set = 1; set < num_sets; ++set) {
+            for (std::int64_t i = mine.thread; i * rank_positions < end; i += mine.step) {
+                count(set, i) = from.count(set, i);
             }
         }
     }
@@ -104,34 +126,38 @@ struct position_sets {
     /// Of the positions [begin, end), @p set holds those @p num_kept ascending ones at @p positions and no
     /// others. Nested: the sets above follow, and the positions lie within the set. Independent: this set
     /// alone.
-    UNIPREFILL_HOST_API void keep(std::int32_t set, std::int64_t begin, std::int64_t end,
-                                  const std::int32_t* positions, std::int32_t num_kept) const noexcept {
+    UNIPREFILL_API void keep(std::int32_t set, std::int64_t begin, std::int64_t end,
+                             const std::int32_t* positions, std::int32_t num_kept) const noexcept {
         std::int32_t next = 0;
         for (std::int64_t w = begin / word_positions; w < end_word(end); ++w) {
             std::uint64_t kept = 0;
             for (; next < num_kept && positions[next] / word_positions == w; ++next) {
                 kept |= std::uint64_t{1} << (positions[next] % word_positions);
             }
-            const std::uint64_t range = range_mask(w, begin, end);
-            if (relation == set_relation::independent) {
-                plane(set - 1, w) = (plane(set - 1, w) & ~range) | kept;
-                continue;
-            }
-            const std::uint64_t dropped = word(set, w) & range & ~kept;
-            for (std::int32_t p = 0; p < num_planes; ++p) {
-                if ((((set - 1) >> p) & 1) != 0) {
-                    plane(p, w) |= dropped;
-                } else {
-                    plane(p, w) &= ~dropped;
-                }
+            keep_word(set, w, range_mask(w, begin, end), kept);
+        }
+    }
+    /// The same for the positions @p range of one word.
+    UNIPREFILL_API void keep_word(std::int32_t set, std::int64_t w, std::uint64_t range,
+                                  std::uint64_t kept) const noexcept {
+        if (relation == set_relation::independent) {
+            plane(set - 1, w) = (plane(set - 1, w) & ~range) | kept;
+            return;
+        }
+        const std::uint64_t dropped = word(set, w) & range & ~kept;
+        for (std::int32_t p = 0; p < num_planes; ++p) {
+            if ((((set - 1) >> p) & 1) != 0) {
+                plane(p, w) |= dropped;
+            } else {
+                plane(p, w) &= ~dropped;
             }
         }
     }
 
     /// Writes the counts of @p set for [begin, end), of which @p before positions lie before begin.
     /// @return the positions of the set before end
-    UNIPREFILL_HOST_API std::int32_t recount(std::int32_t set, std::int64_t begin, std::int64_t end,
-                                             std::int32_t before) const noexcept {
+    UNIPREFILL_API std::int32_t recount(std::int32_t set, std::int64_t begin, std::int64_t end,
+                                        std::int32_t before) const noexcept {
         std::int32_t counted = before;
         for (std::int64_t w = begin / word_positions; w < end_word(end); ++w) {
             if (w % rank_words == 0 && w * word_positions >= begin) {
@@ -142,9 +168,34 @@ struct position_sets {
         return counted;
     }
 
+    /// Whether positions [0, end) of the planes could have come about: sets that exist, and nothing behind
+    /// them in the last word.
+    [[nodiscard]] UNIPREFILL_API bool well_formed(std::int64_t end) const noexcept {
+        for (std::int64_t w = 0; w < end_word(end); ++w) {
+            const std::uint64_t behind = ~range_mask(w, 0, end);
+            std::uint64_t above = 0; // nested: positions whose number exceeds that of the last set
+            std::uint64_t equal = ~std::uint64_t{0};
+            for (std::int32_t p = num_planes - 1; p >= 0; --p) {
+                const std::uint64_t bits = plane(p, w);
+                if ((bits & behind) != 0) {
+                    return false;
+                }
+                if ((((num_sets - 1) >> p) & 1) != 0) {
+                    equal &= bits;
+                } else {
+                    above |= equal & bits;
+                    equal &= ~bits;
+                }
+            }
+            if (relation == set_relation::nested && above != 0) {
+                return false;
+            }
+        }
+        return true;
+    }
+
     /// Positions of @p set before @p position, which lies inside the described prefix.
-    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t rank(std::int32_t set,
-                                                        std::int32_t position) const noexcept {
+    [[nodiscard]] UNIPREFILL_API std::int32_t rank(std::int32_t set, std::int32_t position) const noexcept {
         const std::int64_t from = position / rank_positions;
         auto ranked = static_cast<std::int32_t>(count(set, from));
         const std::int64_t last = position / word_positions;
@@ -155,8 +206,8 @@ struct position_sets {
     }
 
     /// The position of row @p row of @p set, which has more rows than that in the prefix of @p length.
-    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t select(std::int32_t set, std::int32_t row,
-                                                          std::int32_t length) const noexcept {
+    [[nodiscard]] UNIPREFILL_API std::int32_t select(std::int32_t set, std::int32_t row,
+                                                     std::int32_t length) const noexcept {
         // The last count that is not beyond the row.
         std::int64_t low = 0;
         std::int64_t high = (std::int64_t{length} + rank_positions - 1) / rank_positions;

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+/// @file
+/// step_arrays on the device: a thread block tells of a stretch of rows of one layer.
+#pragma once
+
+#include <uniprefill/ledger/detail/cuda_scan.cuh>
+#include <uniprefill/ledger/detail/cuda_step_rows.cuh>
+#include <uniprefill/ledger/kv_slots.hpp>
+#include <uniprefill/ledger/layer_list.hpp>
+#include <uniprefill/ledger/step_arrays.hpp>
+
+#include <cstdint>
+
+UNIPREFILL_BEGIN_NAMESPACE
+
+namespace detail {
+
+/// Rows of a layer that a thread block tells of.
+inline constexpr std::int32_t told_rows = 4 * ledger_threads;
+
+template <class Slots, class Index, class Slot>
+struct cuda_wanted {
+    layer_list layers;
+    Slots slots;
+    step_arrays<Index, Slot> out;
+
+    /// Thread blocks for each layer.
+    [[nodiscard]] UNIPREFILL_API std::int32_t stretches() const noexcept {
+        return out.num_rows > told_rows ? num_blocks(out.num_rows, told_rows) : 1;
+    }
+};
+
+template <class Slots, class Index, class Slot>
+class UNIPREFILL_HIDDEN step_teller {
+  public:
+    using wanted_type = cuda_wanted<Slots, Index, Slot>;
+
+    /// @param offsets [num_requests + 1] room in shared memory
+    /// @param nothing the step was refused: its arrays are those of a step without rows
+    __device__ step_teller(const cuda_ledger_state& ledger, const cuda_step& step, rows_source source,
+                           const wanted_type& wanted, std::int32_t part, bool nothing, std::int32_t* offsets)
+        : ledger_(ledger)
+        , step_(step)
+        , wanted_(wanted)
+        , offsets_(offsets)
+        , source_(source)
+        , part_(part)
+        , layer_(wanted.layers.at(part))
+        , set_(ledger.set_of(layer_))
+        , num_requests_(nothing ? 0 : step.num_requests) {}
+
+    __device__ void tell(std::int32_t stretch, typename ledger_scan::TempStorage& scan) {
+        place_requests(scan);
+        const std::int32_t rows = offsets_[num_requests_];
+        if (stretch == 0) {
+            tell_requests(rows);
+            if (rows > wanted_.out.num_rows && by_row() && ledger_thread() == 0) {
+                ledger_.raise(ledger_complaint::too_few_entries, -1, layer_, wanted_.out.num_rows);
+            }
+        }
+        const std::int32_t first = stretch * told_rows;
+        for (std::int32_t row = first + ledger_thread();
+             row < wanted_.out.num_rows && row < first + told_rows; row += ledger_threads) {
+            if (row < rows) {
+                tell_row(row);
+            } else {
+                pad_row(row);
+            }
+        }
+    }
+
+  private:
+    [[nodiscard]] __device__ bool by_row() const {
+        const step_arrays<Index, Slot>& out = wanted_.out;
+        return out.row_positions != nullptr || out.write_rows != nullptr || out.window_rows != nullptr ||
+               out.slots != nullptr;
+    }
+    [[nodiscard]] __device__ step_rows rows_of(std::int32_t r) const {
+        const std::int32_t request = step_.request_ids[r];
+        if (!ledger_.is_slot(request)) {
+            return {};
+        }
+        const request_record state = ledger_.record(request);
+        // A step that begins is opened by another thread block at this moment.
+        const bool there =
+            source_ == rows_source::arriving || (state.header->open == step_.ticket &&
+                                                 (source_ == rows_source::staged || step_.rows_are_there(r)));
+        return there ? step_rows(source_, state, set_, step_, r) : step_rows();
+    }
+
+    /// Where each request's rows begin.
+    __device__ void place_requests(typename ledger_scan::TempStorage& scan) {
+        std::int32_t before = 0;
+        for (std::int32_t first = 0; first < num_requests_; first += ledger_threads) {
+            const std::int32_t r = first + ledger_thread();
+            const std::int32_t count = r < num_requests_ ? rows_of(r).count() : 0;
+            std::int32_t offset = 0;
+            std::int32_t all = 0;
+            ledger_scan(scan).ExclusiveSum(count, offset, all);
+            if (r < num_requests_) {
+                offsets_[r] = before + offset;
+            }
+            before += all;
+            __syncthreads();
+        }
+        if (ledger_thread() == 0) {
+            offsets_[num_requests_] = before;
+        }
+        __syncthreads();
+    }
+
+    static __device__ void put(Index* array, std::int64_t index, std::int32_t value) {
+        if (array != nullptr) {
+            array[index] = value;
+        }
+    }
+
+    __device__ void tell_requests(std::int32_t rows) const {
+        const step_arrays<Index, Slot>& out = wanted_.out;
+        const std::int64_t first = std::int64_t{part_} * out.num_requests;
+        for (std::int32_t r = ledger_thread(); r < out.num_requests; r += ledger_threads) {
+            const step_rows of = r < num_requests_ ? rows_of(r) : step_rows();
+            put(out.cached_lens, first + r, of.before());
+            put(out.seq_lens, first + r, of.length());
+            put(out.cu_seqlens, first + part_ + r, r < num_requests_ ? offsets_[r] : rows);
+            put(out.num_pages, first + r, num_blocks(of.length(), out.page_tokens));
+            put(out.partial_pages, first + r,
+                of.count() > 0 && of.before() % out.page_tokens != 0 ? of.before() / out.page_tokens : -1);
+        }
+        if (ledger_thread() == 0) {
+            put(out.cu_seqlens, first + part_ + out.num_requests, rows);
+        }
+    }
+
+    __device__ void tell_row(std::int32_t row) const {
+        const step_arrays<Index, Slot>& out = wanted_.out;
+        const std::int64_t at = std::int64_t{part_} * out.num_rows + row;
+        // The last request whose rows don't begin beyond this row; those without rows come before it.
+        std::int32_t low = 0;
+        std::int32_t high = num_requests_;
+        while (high - low > 1) {
+            const std::int32_t middle = low + (high - low) / 2;
+            if (offsets_[middle] <= row) {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        const step_rows of = rows_of(low);
+        const std::int32_t index = row - offsets_[low];
+        const std::int32_t cache_row = of.before() + index;
+        put(out.write_rows, at, cache_row);
+        if (out.row_positions != nullptr || out.window_rows != nullptr) {
+            const std::int32_t position = of.position(index);
+            put(out.row_positions, at, position);
+            put(out.window_rows, at, of.window_row(position, out.window));
+        }
+        if (out.slots != nullptr) {
+            out.slots[at] = slot_of(low, cache_row);
+        }
+    }
+    [[nodiscard]] __device__ Slot slot_of(std::int32_t r, std::int32_t cache_row) const {
+        const std::int32_t request = step_.request_ids[r];
+        const std::int64_t slot =
+            wanted_.slots.slot(layer_, wanted_.slots.rows == request_index::batch ? r : request, cache_row);
+        if (slot < 0) {
+            ledger_.raise(ledger_complaint::no_page, request, layer_, cache_row);
+            return wanted_.out.no_slot;
+        }
+        constexpr std::int64_t most = sizeof(Slot) == sizeof(std::int32_t) ? INT32_MAX : INT64_MAX;
+        if (slot > most) {
+            ledger_.raise(ledger_complaint::slot_too_large, request, layer_, slot);
+            return wanted_.out.no_slot;
+        }
+        return static_cast<Slot>(slot);
+    }
+
+    __device__ void pad_row(std::int32_t row) const {
+        const step_arrays<Index, Slot>& out = wanted_.out;
+        const std::int64_t at = std::int64_t{part_} * out.num_rows + row;
+        put(out.row_positions, at, -1);
+        put(out.write_rows, at, -1);
+        put(out.window_rows, at, -1);
+        if (out.slots != nullptr) {
+            out.slots[at] = out.no_slot;
+        }
+    }
+
+    const cuda_ledger_state& ledger_;
+    const cuda_step& step_;
+    const wanted_type& wanted_;
+    std::int32_t* offsets_;
+    rows_source source_;
+    std::int32_t part_; ///< of the arrays
+    std::int32_t layer_;
+    std::int32_t set_;
+    std::int32_t num_requests_;
+};
+
+} // namespace detail
+
+UNIPREFILL_END_NAMESPACE
