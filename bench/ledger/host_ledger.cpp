@@ -195,6 +195,7 @@ void decode_step(benchmark::State& state, bool table_for_each_layer, bool once_f
         rows.add(id, up::request_tag::decode, {lengths.back()});
     }
     const up::batch_view view = rows.view();
+    double best = 1e300; // neighbours on a busy machine don't make it longer
     for (auto _ : state) {
         const auto start = std::chrono::steady_clock::now();
         up::ledger_step step;
@@ -203,8 +204,10 @@ void decode_step(benchmark::State& state, bool table_for_each_layer, bool once_f
         must(serving.ledger.commit_step(step));
         const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
         state.SetIterationTime(time.count());
+        best = std::min(best, time.count());
         must(serving.ledger.rollback(rows.ids.data(), lengths.data(), requests));
     }
+    state.counters["best_us"] = best * 1e6;
     state.counters["layers_told"] = layers;
     state.counters["state_bytes_per_request"] = serving.bytes_per_request();
 }

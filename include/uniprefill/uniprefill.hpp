@@ -34,6 +34,7 @@
 #include <uniprefill/ledger/page_signature.hpp>
 #include <uniprefill/ledger/pages.hpp>
 #include <uniprefill/ledger/saved_request.hpp>
+#include <uniprefill/ledger/stage_rows.hpp>
 #include <uniprefill/ledger/step_arrays.hpp>
 #include <uniprefill/pipeline/policy.hpp>
 #include <uniprefill/pipeline/prefill_sparsifier.hpp>

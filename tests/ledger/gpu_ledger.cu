@@ -261,7 +261,11 @@ class random_run {
             const std::int32_t begin = random_.between(0, 5);
             spans.push_back({begin, random_.between(begin, view_.max_pages)});
         }
-        twins_.hand_back(ids, rule, shared, spans, view_, table_, random_.chance(0.1) ? 3 : 1 << 20);
+        std::vector<std::int32_t> asked = ids;
+        if (random_.chance(0.1) && asked.size() < lengths_.size()) {
+            asked.push_back(shape_.max_requests); // no slot: nothing is handed back
+        }
+        twins_.hand_back(asked, rule, shared, spans, view_, table_, random_.chance(0.1) ? 3 : 1 << 20);
     }
 
     const twin_shape& shape_;

@@ -133,6 +133,39 @@ TEST_CASE("an aborted step leaves no trace, byte for byte", "[ledger]") {
     }
 }
 
+TEST_CASE("two million positions", "[ledger]") {
+    constexpr std::int32_t tokens = 2'100'000;
+    owned_ledger owner = make_ledger({0, 2}, 5, set_relation::nested, tokens, 2);
+    must(owner.ledger.admit(0));
+    open_step(owner, {{0, request_tag::prefill, range(0, tokens - 1), every(3, 0, tokens - 1)}}, 1).commit();
+    open_step(owner, {{0, request_tag::decode, {tokens - 1}, {tokens - 1}}}, 1).commit();
+    const up::held_rows rows = owner.rows(0, 4);
+    CHECK(rows.length() == 700'001);
+    CHECK(rows.position_of(699'999) == 2'099'997);
+    CHECK(rows.row_of(tokens - 1) == 700'000);
+    CHECK(rows.window_row(tokens, 1'000'000) == 366'667);
+    CHECK(rows.live_pages({16, 1'000'000, 0}).begin == 22916);
+    must(owner.ledger.fork(0, 1));
+    must(owner.ledger.release(0));
+    std::size_t bytes = 0;
+    must(owner.ledger.saved_bytes(1, bytes));
+    std::vector<std::byte> saved(bytes);
+    must(owner.ledger.save(1, saved.data(), bytes));
+    must(owner.ledger.admit(0));
+    must(owner.ledger.restore(0, saved.data(), bytes));
+    CHECK(owner.held(0, 4) == owner.held(1, 4));
+    const std::vector<std::int32_t> text(static_cast<std::size_t>(tokens), 1);
+    std::vector<up::page_signature> pages[2];
+    for (std::int32_t id = 0; id < 2; ++id) {
+        pages[id].resize(700'016 / 16);
+        std::int32_t count = 0;
+        must(owner.ledger.sign_pages(id, 4, {}, text.data(), 16, pages[id].data(), 43'751, count));
+        CHECK(count == 43'751);
+    }
+    CHECK(pages[0] == pages[1]);
+    CHECK(owner.canaries_intact());
+}
+
 TEST_CASE("a released request leaves its slot as it was before admission", "[ledger]") {
     owned_ledger owner = make_ledger({0, 2}, 5, set_relation::nested);
     const std::vector<std::byte> empty = owner.snapshot();

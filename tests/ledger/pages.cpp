@@ -231,7 +231,7 @@ TEST_CASE("a fork shares full pages and copies the partly filled one, layer by l
     out.num_requests = 2;
     out.partial_pages = partial;
     out.page_tokens = paged::page;
-    must(owner.ledger.look_up(step, {0, 2}, up::contiguous_slots{}, out));
+    must(owner.ledger.look_up(step, {0, 2}, out));
     CHECK((partial[0] == 1 && partial[1] == 5));
     CHECK((partial[2] == 1 && partial[3] == 2));
     must(owner.ledger.abort_step(step));

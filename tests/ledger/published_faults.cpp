@@ -145,7 +145,7 @@ TEST_CASE("a request that starts from another's pages goes on behind them and wr
         told.num_requests = 1;
         told.page_tokens = page;
         told.partial_pages = &partial;
-        must(owner.ledger.look_up(step.step, {layer, 1}, up::contiguous_slots{}, told));
+        must(owner.ledger.look_up(step.step, {layer, 1}, told));
         CHECK(partial == pages.copied);
         for (const std::int64_t slot : step.slots(layer, pool.view)) {
             CHECK(slot >= paged_pool::slot(1, there));

@@ -814,7 +814,7 @@ void simulated_engine::write_rows(const up::ledger_step& step, const std::vector
     told.window_rows = array(by_row);
     const auto from = static_cast<std::int32_t>(first);
     const auto count = static_cast<std::int32_t>(parts_told);
-    must(owner_.ledger.look_up(step, {from, count}, up::contiguous_slots{}, told));
+    must(owner_.ledger.look_up(step, {from, count}, told));
     for (std::size_t layer = first; layer < end; ++layer) {
         for (std::size_t r = 0; r < parts.size(); ++r) {
             sequence* const of = parts[r].of;

@@ -208,8 +208,14 @@ TEST_CASE("arrays that nobody wants are left alone", "[ledger]") {
     CHECK(lens[0] == 30);
     CHECK(lens[16] == 4);
     must(s.owner.ledger.look_up(s.step, {2, 0}, s.view, wanted));
-    must(s.owner.ledger.look_up(s.step, {4, 1}, up::contiguous_slots{}, wanted)); // not looked at
+    must(s.owner.ledger.look_up(s.step, {4, 1}, wanted));
     CHECK(lens[0] == 4);
+    std::int64_t slot = -7;
+    wanted.slots = &slot;
+    wanted.num_rows = 100;
+    check_refused(s.owner.ledger.look_up(s.step, {4, 1}, wanted), status_code::invalid_argument,
+                  "step_arrays.slots", -1);
+    CHECK(slot == -7);
     must(s.owner.ledger.commit_step(s.step));
 }
 

@@ -260,9 +260,13 @@ class drop_ledger<backend::host> {
     /// count as if none came. O(layers * (requests + rows)); arrays of layers of one set that follow each
     /// other are worked out once.
     /// @param layers one entry for each part of the arrays: every layer, or the first one of each set
-    /// @param slots  as in slot_mapping(); only needed where out.slots is wanted
+    /// @param slots  as in slot_mapping()
     template <class Slots, class Index, class Slot>
     UNIPREFILL_HOST_API status look_up(const ledger_step& step, const layer_list& layers, const Slots& slots,
+                                       const step_arrays<Index, Slot>& out, stream = {}) const noexcept;
+    /// The same where no slots are wanted: before there are pages for the step, say.
+    template <class Index, class Slot>
+    UNIPREFILL_HOST_API status look_up(const ledger_step& step, const layer_list& layers,
                                        const step_arrays<Index, Slot>& out, stream = {}) const noexcept;
     /// Every layer of the ledger.
     [[nodiscard]] UNIPREFILL_HOST_API layer_list every_layer() const noexcept {
@@ -300,7 +304,7 @@ class drop_ledger<backend::host> {
     UNIPREFILL_HOST_API status pages_of(std::int32_t request, const layer_list& layers, const page_rule& rule,
                                         page_usage& usage) const noexcept;
     /// Signs the pages of a layer (page_signature.hpp), the last one with the rows that it has: pages with
-    /// the same signature hold the same keys and values. O(tokens * (1 + sets / 32)). Rows of an open step
+    /// the same signature hold the same keys and values. O(tokens * (1 + sets / 64)). Rows of an open step
     /// count.
     /// @param signer      key and policy, the same for all that share pages
     /// @param tokens      [num_tokens] the request's text: int32, uint32 or int64

@@ -38,7 +38,7 @@ class UNIPREFILL_HIDDEN page_lister {
 
     /// Everything is looked at before the first entry is changed.
     __device__ void run(typename ledger_scan::TempStorage& scan) {
-        bool good = true;
+        bool good = requests_are_there();
         const std::int32_t found =
             visit(scan, [&](std::int64_t table, std::int32_t) { good = look_at(table) && good; });
         good = __syncthreads_and(good ? 1 : 0) != 0;
@@ -58,6 +58,17 @@ class UNIPREFILL_HIDDEN page_lister {
     }
 
   private:
+    [[nodiscard]] __device__ bool requests_are_there() const {
+        bool good = true;
+        for (std::int32_t r = ledger_thread(); r < task_.count; r += ledger_threads) {
+            const std::int32_t id = task_.request_ids[r];
+            if (id != -1 && !ledger_.is_admitted(id)) {
+                ledger_.raise(ledger_complaint::unknown_request, id, -1, id);
+                good = false;
+            }
+        }
+        return good;
+    }
     [[nodiscard]] __device__ std::int32_t request(std::int64_t table) const {
         const std::int32_t id = task_.request_ids[table % task_.count];
         return ledger_.is_admitted(id) ? id : -1;
@@ -103,9 +114,6 @@ class UNIPREFILL_HIDDEN page_lister {
             ledger_scan(scan).ExclusiveSum(here, offset, all);
             if (there) {
                 visitor(table, before + offset);
-            } else if (table < num_tables_ && task_.request_ids[table % task_.count] != -1) {
-                ledger_.raise(ledger_complaint::unknown_request, task_.request_ids[table % task_.count], -1,
-                              task_.request_ids[table % task_.count]);
             }
             before += all;
             __syncthreads();

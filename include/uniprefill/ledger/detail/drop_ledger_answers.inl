@@ -425,6 +425,15 @@ inline status drop_ledger<backend::host>::look_up(const ledger_step& step, const
     return success();
 }
 
+template <class Index, class Slot>
+inline status drop_ledger<backend::host>::look_up(const ledger_step& step, const layer_list& layers,
+                                                  const step_arrays<Index, Slot>& out,
+                                                  stream on) const noexcept {
+    return out.slots == nullptr ? look_up(step, layers, contiguous_slots{}, out, on)
+                                : failure(status_code::invalid_argument, "step_arrays.slots",
+                                          "a null pointer, as no slot source is given", 1);
+}
+
 template <class Index>
 inline status drop_ledger<backend::host>::logits_rows(const ledger_step& step, std::int32_t layer,
                                                       const span_lists& wanted, Index* out, std::int32_t size,

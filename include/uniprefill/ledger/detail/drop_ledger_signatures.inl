@@ -7,7 +7,7 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
-/// Which of sets 1 to @p last hold a position, 32 to a word; the token comes first.
+/// A token, and which of sets 1 to @p last hold its position, 64 to a word.
 template <class Token>
 UNIPREFILL_API void absorb_position(sip_hash& hash, const request_record& state, std::int32_t last,
                                     std::int32_t position, Token token) noexcept {
