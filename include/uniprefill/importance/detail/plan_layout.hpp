@@ -79,6 +79,7 @@ struct cuda_segment {
     /// be fetched before the first, and the last has keys that not every row sees.
     std::int32_t lead_tiles = 0;
     std::int32_t trail_tiles = 0;
+    std::int32_t reserved = 0; ///< copies go by 8 bytes: all of them are written
 
     [[nodiscard]] UNIPREFILL_API std::int64_t slots() const noexcept {
         return std::int64_t{context_slots} + own_slots + cut_slots;
