@@ -29,7 +29,13 @@ class serial_team {
     std::int32_t near_rank() const { return 0; }
     std::int32_t near_size() const { return 1; }
     void sync() const {}
-    bool any(bool mine) const { return mine; }
+    std::int32_t count(bool mine) const { return mine ? 1 : 0; }
+    bool is_alone() const { return true; }
+    template <std::size_t Count>
+    std::uint64_t sum(std::uint64_t mass, std::uint32_t (&)[Count]) const {
+        return mass;
+    }
+    void add_near(std::int32_t, std::uint32_t) const { throw std::logic_error("not a cluster"); }
     detail::tally combine(const detail::tally& mine, bool with_free) const {
         detail::tally all = mine;
         all.free = with_free ? mine.free : 0x5555;
@@ -41,10 +47,14 @@ class serial_team {
         rounds += counts ? 1 : 0;
         weights_.assign(weights_.size(), 0);
         collected_.clear();
+        quick_collected_.clear();
         is_told_ = false;
     }
     void add(std::uint32_t digit, std::uint32_t weight) { weights_.at(digit) += weight; }
-    detail::found_bin find(std::uint32_t need) const {
+    template <class Need>
+    detail::found_bin find(std::uint64_t mass, std::uint64_t& total, Need need_of) const {
+        total = mass;
+        const std::uint32_t need = need_of(total);
         std::uint64_t above = 0;
         std::size_t digit = weights_.size() - 1;
         while (digit > 0 && above + weights_[digit] < need) {
@@ -54,13 +64,19 @@ class serial_team {
     }
     void collect(const detail::collected_block& block) { collected_.push_back(block); }
     void gather(std::int32_t count) const {
-        if (static_cast<std::size_t>(count) != collected_.size()) {
+        if (static_cast<std::size_t>(count) != collected_.size() + quick_collected_.size()) {
             throw std::logic_error("not as many blocks as were counted");
         }
     }
     detail::collected_block collected(std::int32_t i) const {
         return collected_.at(static_cast<std::size_t>(i));
     }
+    void quick_collect(const detail::quick_block& block) { quick_collected_.push_back(block); }
+    detail::quick_block quick_collected(std::int32_t i) const {
+        return quick_collected_.at(static_cast<std::size_t>(i));
+    }
+    std::int32_t quick_share_bits(std::int32_t) const { return 0; }
+    void sum_quick_sides(detail::quick_sides&, std::int32_t) const {}
     std::int32_t share_bits(std::int32_t) const { return 0; }
     std::int32_t group_rank() const { return 0; }
     void sum_shares(detail::tally&, std::int32_t) const {}
@@ -79,6 +95,7 @@ class serial_team {
   private:
     std::vector<std::uint64_t> weights_ = std::vector<std::uint64_t>(std::size_t{1} << DigitBits);
     std::vector<detail::collected_block> collected_;
+    std::vector<detail::quick_block> quick_collected_;
     detail::cut_result told_{};
     bool is_told_ = false;
 };

@@ -18,8 +18,8 @@ namespace detail {
 /// What a block_team shares.
 template <std::int32_t Threads>
 struct block_team_memory {
-    UNIPREFILL_HIDDEN static constexpr std::int32_t bins = Threads < 256 ? 512 : 2048;
-    UNIPREFILL_HIDDEN static constexpr std::int32_t bins_of_group = bins / 32;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t bins = Threads < 256 ? 512 : 8 * Threads;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t groups = 64;
     UNIPREFILL_HIDDEN static constexpr std::int32_t capacity = 128;
     UNIPREFILL_HIDDEN static constexpr std::int32_t words = 12; ///< of a tally
     UNIPREFILL_HIDDEN static constexpr std::int32_t bits_word = 9;
@@ -32,7 +32,8 @@ struct block_team_memory {
     std::uint64_t of_block[2];
     std::uint32_t sums[3][words];
     std::uint32_t of_warps[32];
-    std::uint32_t of_groups[32];
+    alignas(8) std::uint32_t of_groups[groups];
+    std::uint32_t near[8]; ///< kept rows by thread blocks of the cluster in whose stretch they lie
     std::uint32_t num_collected;
     std::uint32_t digit;
     cut_result told;
@@ -48,12 +49,14 @@ class block_team {
     UNIPREFILL_HIDDEN static constexpr bool is_clustered = Clustered;
     UNIPREFILL_HIDDEN static constexpr std::int32_t capacity = memory::capacity;
     UNIPREFILL_HIDDEN static constexpr std::int32_t held_blocks = Threads < 256 ? 1 : Threads == 256 ? 8 : 4;
-    UNIPREFILL_HIDDEN static constexpr std::int32_t digit_bits = Threads < 256 ? 9 : 11;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t digit_bits = Threads < 256 ? 9 : Threads == 256 ? 11 : 12;
     static_assert(memory::bins == 1 << digit_bits && memory::bins % (4 * Threads) == 0);
+    UNIPREFILL_HIDDEN static constexpr std::int32_t fours = memory::bins / (4 * Threads);
+    UNIPREFILL_HIDDEN static constexpr std::uint32_t limb = (1u << 22) - 1;
 
     /// One for a kernel, after clear(): it remembers which shared memory comes next.
     __device__ UNIPREFILL_HIDDEN explicit block_team(memory& shared)
-        : shared_(shared)
+        : shared_(&shared)
         , rank_(near_rank()) {}
 
     /// Empties everything. Other threads may use it after the next __syncthreads().
@@ -62,6 +65,9 @@ class block_team {
         clear_bins(shared);
         if (thread < 3 * memory::words) {
             (&shared.sums[0][0])[thread] = 0;
+        }
+        if (thread < 8) {
+            shared.near[thread] = 0;
         }
         if (thread == 0) {
             shared.num_collected = 0;
@@ -96,9 +102,10 @@ class block_team {
             __syncthreads();
         }
     }
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN bool any(bool mine) const {
-        return __syncthreads_or(mine ? 1 : 0) != 0;
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t count(bool mine) const {
+        return __syncthreads_count(mine ? 1 : 0);
     }
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN bool is_alone() const { return ctas() == 1; }
     /// Sums by limbs of 22 bits: those of 1024 threads fit 32 bits, which have native atomics.
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN tally combine(const tally& mine, bool with_free) {
         const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
@@ -120,18 +127,14 @@ class block_team {
         if (with_free) {
             add_wide(6, mine.free);
         }
-        // Three sets in turn: one that is added to, one that others may still read, one that is empty.
-        turn_ = turn_ == 2 ? 0 : turn_ + 1;
-        std::uint32_t* sums = shared_.sums[turn_];
+        std::uint32_t* sums = next_sums();
         if (lane < (with_free ? 9 : 6)) {
             atomicAdd(&sums[lane], own);
         } else if (lane == memory::bits_word) {
             atomicMax(&sums[lane], own);
         }
         sync();
-        if (threadIdx.x < memory::words) {
-            shared_.sums[turn_ == 0 ? 2 : turn_ - 1][threadIdx.x] = 0;
-        }
+        clear_last_sums();
         if (ctas() == 1) {
             return made_of(sums);
         }
@@ -142,10 +145,10 @@ class block_team {
                 const std::uint32_t other = cta < ctas() ? load_from_cluster(&sums[threadIdx.x], cta) : 0;
                 all = threadIdx.x == memory::bits_word ? (other > all ? other : all) : all + other;
             }
-            shared_.totals[threadIdx.x] = all;
+            shared_->totals[threadIdx.x] = all;
         }
         __syncthreads();
-        return made_of(shared_.totals);
+        return made_of(shared_->totals);
     }
     /// Of the thread blocks' tallies, each @p own: the sum of all rows and of the masses of lower ranks. Once
     /// in a kernel; end with leave().
@@ -154,16 +157,16 @@ class block_team {
             return static_cast<std::int32_t>(own.rows);
         }
         if (threadIdx.x == 0) {
-            shared_.of_block[0] = own.mass;
-            shared_.of_block[1] = own.rows;
+            shared_->of_block[0] = own.mass;
+            shared_->of_block[1] = own.rows;
         }
         arrive_at_cluster();
         wait_for_cluster();
         const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
         std::uint64_t before = 0;
         if (lane < cluster_ctas()) {
-            const std::uint64_t mass = load_from_cluster(&shared_.of_block[0], lane);
-            before = load_from_cluster(&shared_.of_block[1], lane);
+            const std::uint64_t mass = load_from_cluster(&shared_->of_block[0], lane);
+            before = load_from_cluster(&shared_->of_block[1], lane);
             before += lane < rank_in_cluster() ? mass : 0;
         }
         const auto rows = static_cast<std::int32_t>(__reduce_add_sync(~0u, static_cast<unsigned>(before)));
@@ -188,11 +191,14 @@ class block_team {
         if (searched_) {
             sync(); // others may still read what the last search told
             if (counted_) {
-                clear_bins(shared_);
+                clear_bins(*shared_);
+            }
+            if (threadIdx.x < 8) {
+                shared_->near[threadIdx.x] = 0;
             }
             if (threadIdx.x == 0) {
-                shared_.num_collected = 0;
-                shared_.told.at.order = -1;
+                shared_->num_collected = 0;
+                shared_->told.at.order = -1;
             }
             sync();
         }
@@ -200,49 +206,127 @@ class block_team {
         counted_ = counts;
     }
     __device__ UNIPREFILL_HIDDEN void add(std::uint32_t digit, std::uint32_t weight) {
-        atomicAdd(reinterpret_cast<std::uint32_t*>(shared_.counts) + digit, weight);
+        atomicAdd(reinterpret_cast<std::uint32_t*>(shared_->counts) + digit, weight);
     }
-    /// Bins go to threads from the highest down.
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN found_bin find(std::uint32_t need) {
-        __syncthreads();
-        if constexpr (Clustered) {
-            if (ctas() > 1) {
-                return find_together(need);
+    /// Sums of limbs, as combine() makes them.
+    template <std::int32_t Count>
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint64_t sum(std::uint64_t mass,
+                                                                 std::uint32_t (&counts)[Count]) {
+        static_assert(3 + Count <= memory::words && memory::words <= 16);
+        const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
+        std::uint32_t own = limb_sums(mass);
+#pragma unroll
+        for (std::int32_t i = 0; i < Count; ++i) {
+            const std::uint32_t sum = __reduce_add_sync(~0u, counts[i]);
+            own = lane == 3 + i ? sum : own;
+        }
+        std::uint32_t* sums = next_sums();
+        if (lane < 3 + Count) {
+            atomicAdd(&sums[lane], own);
+        }
+        sync();
+        clear_last_sums();
+        if (ctas() == 1) {
+#pragma unroll
+            for (std::int32_t i = 0; i < Count; ++i) {
+                counts[i] = sums[3 + i];
+            }
+            return mass_of(sums[0], sums[1], sums[2]);
+        }
+        if (threadIdx.x < 32) {
+            const std::uint32_t* word = lane < 16 ? &sums[lane % memory::words] : &shared_->near[lane % 8];
+            std::uint64_t all = 0;
+#pragma unroll
+            for (std::int32_t cta = 0; cta < 8; ++cta) {
+                all += cta < ctas() ? load_from_cluster(word, cta) : 0;
+            }
+            // Of the cluster's stretch, what lies before this thread block's, belongs to the count before it.
+            const bool lies_before = lane >= 16 && lane - 16 < rank_in_cluster();
+            const std::uint32_t near =
+                __reduce_add_sync(~0u, lies_before ? static_cast<std::uint32_t>(all) : 0);
+            if (lane < memory::words) {
+                shared_->totals[lane] = all + (lane == 4 ? near : 0);
             }
         }
-        const std::int32_t highest = memory::bins / 4 - 1 - near_rank() * fours;
-        uint4 mine[fours];
-        std::uint32_t here = 0;
+        __syncthreads();
+#pragma unroll
+        for (std::int32_t i = 0; i < Count; ++i) {
+            counts[i] = static_cast<std::uint32_t>(shared_->totals[3 + i]);
+        }
+        return mass_of(shared_->totals[0], shared_->totals[1], shared_->totals[2]);
+    }
+    /// Counts rows in the stretch of thread block @p cta of the cluster.
+    __device__ UNIPREFILL_HIDDEN void add_near(std::int32_t cta, std::uint32_t rows) {
+        if constexpr (Clustered) {
+            atomicAdd(&shared_->near[cta], rows);
+        }
+    }
+    template <class Need>
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN found_bin find(std::uint64_t mass, std::uint64_t& total,
+                                                              Need need_of) {
+        const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
+        const std::uint32_t own = limb_sums(mass);
+        std::uint32_t* sums = next_sums();
+        if (lane < 3) {
+            atomicAdd(&sums[lane], own);
+        }
+        __syncthreads();
+        const uint4* mine = shared_->counts + static_cast<std::int32_t>(threadIdx.x / 32) * (32 * fours);
+        std::uint32_t here[fours];
+        std::uint32_t all_here = 0;
 #pragma unroll
         for (std::int32_t i = 0; i < fours; ++i) {
-            mine[i] = shared_.counts[highest - i];
-            here += mine[i].x + mine[i].y + mine[i].z + mine[i].w;
+            const uint4 four = mine[32 * i + lane];
+            here[i] = four.x + four.y + four.z + four.w;
+            all_here += here[i];
         }
-        std::uint32_t all = 0;
-        const std::uint32_t sum = block_prefix<Threads>(here, shared_.of_warps, all);
-        std::uint32_t reach = sum - here;
-        if (reach < need && (sum >= need || near_rank() == Threads - 1)) {
-            std::int32_t skipped = 0;
-#pragma unroll
-            for (std::int32_t i = 0; i < fours; ++i) {
-                const std::uint32_t falling[4] = {mine[i].w, mine[i].z, mine[i].y, mine[i].x};
-#pragma unroll
-                for (std::uint32_t weight : falling) {
-                    reach += weight;
-                    skipped += reach < need ? 1 : 0;
-                }
+        if constexpr (Clustered) {
+            if (ctas() > 1) {
+                return find_together(here, sums, total, need_of);
             }
-            const std::int32_t most = 4 * fours - 1;
-            shared_.digit = static_cast<std::uint32_t>(4 * highest + 3 - (skipped < most ? skipped : most));
         }
+        const std::uint32_t of_warp = __reduce_add_sync(~0u, all_here);
+        if (lane == 0) {
+            shared_->of_warps[threadIdx.x / 32] = of_warp;
+        }
+        total = mass_of(sums[0], sums[1], sums[2]);
+        const std::uint32_t need = need_of(total);
         __syncthreads();
-        return {shared_.digit};
+        clear_last_sums();
+        // Every warp looks for itself, from the highest bin down.
+        constexpr std::int32_t warps = Threads / 32;
+        const std::uint32_t weight = lane < warps ? shared_->of_warps[warps - 1 - lane] : 0;
+        const std::uint32_t reached = warp_prefix(weight);
+        const std::int32_t chunk = first_lane(lane == warps - 1 || reached >= need);
+        const std::uint32_t before = __shfl_sync(~0u, reached - weight, chunk);
+        const std::int32_t highest = (warps - chunk) * 32 * fours - 1 - lane * fours;
+        std::uint32_t weights[4 * fours];
+        std::uint32_t own_weight = 0;
+#pragma unroll
+        for (std::int32_t i = 0; i < fours; ++i) {
+            const uint4 four = shared_->counts[highest - i];
+            weights[4 * i] = four.w;
+            weights[4 * i + 1] = four.z;
+            weights[4 * i + 2] = four.y;
+            weights[4 * i + 3] = four.x;
+            own_weight += four.x + four.y + four.z + four.w;
+        }
+        std::uint32_t reach = before + warp_prefix(own_weight);
+        const std::int32_t owner = first_lane(lane == 31 || reach >= need);
+        reach -= own_weight;
+        std::int32_t digit = 4 * highest + 3;
+#pragma unroll
+        for (std::int32_t i = 0; i < 4 * fours - 1; ++i) {
+            reach += weights[i];
+            digit -= reach < need ? 1 : 0;
+        }
+        return {static_cast<std::uint32_t>(__shfl_sync(~0u, digit, owner))};
     }
     /// Every thread block has a list of its own.
     __device__ UNIPREFILL_HIDDEN void collect(const collected_block& block) {
-        const std::uint32_t place = atomicAdd(&shared_.num_collected, 1u);
+        const std::uint32_t place = atomicAdd(&shared_->num_collected, 1u);
         if (place < static_cast<std::uint32_t>(capacity)) {
-            shared_.collected[place] = block;
+            shared_->collected[place] = block;
         }
     }
     __device__ UNIPREFILL_HIDDEN void gather(std::int32_t count) {
@@ -254,7 +338,7 @@ class block_team {
 #pragma unroll
             for (std::int32_t cta = 0; cta < 8; ++cta) {
                 counts[cta] = cta < ctas()
-                                  ? static_cast<std::int32_t>(load_from_cluster(&shared_.num_collected, cta))
+                                  ? static_cast<std::int32_t>(load_from_cluster(&shared_->num_collected, cta))
                                   : 0;
             }
             std::int32_t owner = 0;
@@ -266,15 +350,45 @@ class block_team {
                 i -= found ? 0 : counts[cta];
                 owner += found ? 0 : 1;
             }
-            const auto* there = reinterpret_cast<const uint4*>(&shared_.collected[i]);
-            auto* here = reinterpret_cast<uint4*>(&shared_.gathered[near_rank()]);
+            const auto* there = reinterpret_cast<const uint4*>(&shared_->collected[i]);
+            auto* here = reinterpret_cast<uint4*>(&shared_->gathered[near_rank()]);
             here[0] = load_four_from_cluster(there, owner);
             here[1] = load_four_from_cluster(there + 1, owner);
         }
         __syncthreads();
     }
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN const collected_block& collected(std::int32_t i) const {
-        return ctas() == 1 ? shared_.collected[i] : shared_.gathered[i];
+        return ctas() == 1 ? shared_->collected[i] : shared_->gathered[i];
+    }
+    __device__ UNIPREFILL_HIDDEN void quick_collect(const quick_block& block) {
+        const std::uint32_t place = atomicAdd(&shared_->num_collected, 1u);
+        if (place < static_cast<std::uint32_t>(capacity)) {
+            *reinterpret_cast<quick_block*>(&shared_->collected[place]) = block;
+        }
+    }
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN quick_block quick_collected(std::int32_t i) const {
+        return *reinterpret_cast<const quick_block*>(&collected(i));
+    }
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::int32_t quick_share_bits(std::int32_t count) {
+        return Threads >= 256 ? 5 : share_bits(count); // a warp for each, which sums up sooner
+    }
+    __device__ UNIPREFILL_HIDDEN static void sum_quick_sides(quick_sides& sides, std::int32_t bits) {
+        if constexpr (Threads >= 256) {
+            const std::uint32_t low = __reduce_add_sync(~0u, static_cast<std::uint32_t>(sides.mass) & limb);
+            const std::uint32_t middle =
+                __reduce_add_sync(~0u, static_cast<std::uint32_t>(sides.mass >> 22) & limb);
+            const std::uint32_t high = __reduce_add_sync(~0u, static_cast<std::uint32_t>(sides.mass >> 44));
+            sides.mass = low + (std::uint64_t{middle} << 22) + (std::uint64_t{high} << 44);
+            sides.rows = __reduce_add_sync(~0u, sides.rows);
+            sides.near = __reduce_add_sync(~0u, sides.near);
+        } else {
+#pragma unroll 1
+            for (std::int32_t bit = 0; bit < bits; ++bit) {
+                sides.mass += __shfl_xor_sync(~0u, sides.mass, 1 << bit);
+                sides.rows += __shfl_xor_sync(~0u, sides.rows, 1 << bit);
+                sides.near += __shfl_xor_sync(~0u, sides.near, 1 << bit);
+            }
+        }
     }
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::int32_t share_bits(std::int32_t count) {
         constexpr std::int32_t most = 3; // more take longer to sum up
@@ -295,71 +409,104 @@ class block_team {
         return static_cast<std::int32_t>(threadIdx.x & ~31u);
     }
     __device__ UNIPREFILL_HIDDEN void tell(const cut_result& result) {
-        shared_.told = result;
+        shared_->told = result;
     }
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN cut_result told() const {
         __syncthreads();
-        return shared_.told;
+        return shared_->told;
     }
 
   private:
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t ctas() const {
         return Clustered ? ctas_ : 1;
     }
-    /// What thread blocks have at @p word together.
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t sum_in_cluster(const std::uint32_t* word) const {
-        std::uint32_t sum = 0;
-#pragma unroll
-        for (std::int32_t cta = 0; cta < 8; ++cta) {
-            sum += cta < ctas() ? load_from_cluster(word, cta) : 0;
-        }
-        return sum;
-    }
-    /// Little is read of other thread blocks: sums of groups of 32 bins, then the bins of one group.
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN found_bin find_together(std::uint32_t need) {
-        const auto* counts = reinterpret_cast<const std::uint32_t*>(shared_.counts);
+    /// Little is read of other thread blocks: sums of groups of bins, then the bins of one group.
+    template <class Need>
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN found_bin find_together(std::uint32_t (&here)[fours],
+                                                                       const std::uint32_t* sums,
+                                                                       std::uint64_t& total, Need need_of) {
         const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
-        constexpr std::int32_t each = memory::bins_of_group / 32;
+        constexpr std::int32_t bins = memory::bins / memory::groups;
+        static_assert(bins == 64 && memory::groups == 64); // 16 lanes' fours, and two of each for every lane
 #pragma unroll
-        for (auto group = static_cast<std::int32_t>(threadIdx.x / 32); group < 32; group += Threads / 32) {
-            std::uint32_t here = 0;
+        for (std::int32_t i = 0; i < fours; ++i) {
 #pragma unroll
-            for (std::int32_t i = 0; i < each; ++i) {
-                here += counts[memory::bins_of_group * group + 32 * i + lane];
+            for (std::int32_t step = 1; step < 16; step *= 2) {
+                here[i] += __shfl_xor_sync(~0u, here[i], step);
             }
-            const std::uint32_t sum = __reduce_add_sync(~0u, here);
-            if (lane == 0) {
-                shared_.of_groups[group] = sum;
+            if (lane % 16 == 0) {
+                shared_
+                    ->of_groups[(static_cast<std::int32_t>(threadIdx.x / 32) * fours + i) * 2 + lane / 16] =
+                    here[i];
             }
         }
         sync();
+        clear_last_sums();
         if (threadIdx.x < 32) {
-            const std::uint32_t of_group = sum_in_cluster(&shared_.of_groups[31 - lane]);
-            const std::uint32_t sums = warp_prefix(of_group);
-            const std::int32_t owner = first_lane(lane == 31 || sums >= need);
-            std::uint32_t reach = __shfl_sync(~0u, sums - of_group, owner);
-            std::int32_t bin = memory::bins_of_group * (31 - owner) + memory::bins_of_group - 1 - each * lane;
-            std::uint32_t weights[each];
-            std::uint32_t here = 0;
+            std::uint64_t limbs = 0;
 #pragma unroll
-            for (std::int32_t i = 0; i < each; ++i) {
-                weights[i] = sum_in_cluster(&counts[bin - i]);
-                here += weights[i];
+            for (std::int32_t cta = 0; cta < 8; ++cta) {
+                limbs += lane < 3 && cta < ctas() ? load_from_cluster(&sums[lane], cta) : 0;
             }
-            reach += warp_prefix(here);
-            const bool mine = first_lane(lane == 31 || reach >= need) == lane;
-            reach -= here;
-            if (mine) {
+            std::int32_t place = 2 * (31 - lane);
+            std::uint64_t pair = pair_in_cluster(&shared_->of_groups[place]);
+            total =
+                mass_of(__shfl_sync(~0u, limbs, 0), __shfl_sync(~0u, limbs, 1), __shfl_sync(~0u, limbs, 2));
+            const std::uint32_t need = need_of(total);
+            std::uint32_t before = 0;
+            const auto* counts = reinterpret_cast<const std::uint32_t*>(shared_->counts);
 #pragma unroll
-                for (std::int32_t i = 0; i < each - 1; ++i) {
-                    reach += weights[i];
-                    bin -= reach < need ? 1 : 0;
+            for (std::int32_t step = 0; step < 2; ++step) {
+                const auto high = static_cast<std::uint32_t>(pair >> 32);
+                const std::uint32_t both = high + static_cast<std::uint32_t>(pair);
+                std::uint32_t reach = before + warp_prefix(both);
+                const std::int32_t owner = first_lane(lane == 31 || reach >= need);
+                reach -= both;
+                const bool is_low = reach + high < need;
+                before = __shfl_sync(~0u, is_low ? reach + high : reach, owner);
+                place = __shfl_sync(~0u, place + (is_low ? 0 : 1), owner);
+                if (step == 0) {
+                    place = bins * place + 2 * (31 - lane);
+                    pair = pair_in_cluster(&counts[place]);
                 }
-                shared_.digit = static_cast<std::uint32_t>(bin);
+            }
+            if (lane == 0) {
+                shared_->digit = static_cast<std::uint32_t>(place);
+                shared_->totals[0] = total;
             }
         }
         __syncthreads();
-        return {shared_.digit};
+        total = shared_->totals[0];
+        return {shared_->digit};
+    }
+    /// What thread blocks have at these two words together; the sums fit 32 bits.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint64_t
+    pair_in_cluster(const std::uint32_t* words) const {
+        std::uint64_t sum = 0;
+#pragma unroll
+        for (std::int32_t cta = 0; cta < 8; ++cta) {
+            sum += cta < ctas() ? load_from_cluster(reinterpret_cast<const std::uint64_t*>(words), cta) : 0;
+        }
+        return sum;
+    }
+    /// Limbs of 22 bits of the sum over this warp, one for each of the first three lanes.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::uint32_t limb_sums(std::uint64_t mass) {
+        const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
+        const std::uint32_t low = __reduce_add_sync(~0u, static_cast<std::uint32_t>(mass) & limb);
+        const std::uint32_t middle = __reduce_add_sync(~0u, static_cast<std::uint32_t>(mass >> 22) & limb);
+        const std::uint32_t high = __reduce_add_sync(~0u, static_cast<std::uint32_t>(mass >> 44));
+        return lane == 0 ? low : lane == 1 ? middle : high;
+    }
+    /// Three sets in turn: one that is added to, one that others may still read, one that is empty.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t* next_sums() {
+        turn_ = turn_ == 2 ? 0 : turn_ + 1;
+        return shared_->sums[turn_];
+    }
+    /// After a barrier of the whole team.
+    __device__ UNIPREFILL_HIDDEN void clear_last_sums() {
+        if (threadIdx.x < memory::words) {
+            shared_->sums[turn_ == 0 ? 2 : turn_ - 1][threadIdx.x] = 0;
+        }
     }
     /// The first lane for which @p holds is true; there is one.
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::int32_t first_lane(bool holds) {
@@ -391,10 +538,7 @@ class block_team {
         }
     }
 
-    UNIPREFILL_HIDDEN static constexpr std::int32_t fours = memory::bins / (4 * Threads);
-    UNIPREFILL_HIDDEN static constexpr std::uint32_t limb = (1u << 22) - 1;
-
-    memory& shared_;
+    memory* shared_;
     std::int32_t ctas_ = 1;
     std::int32_t rank_;
     std::int32_t turn_ = 0;

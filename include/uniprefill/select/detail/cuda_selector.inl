@@ -30,11 +30,10 @@ struct select_plan {
         using launch_count = cuda_selector_options::launch_count;
         select_plan made;
         const std::int64_t average = blocks / (segments > 0 ? segments : 1);
-        made.at_once = !sorts && segments <= max_segments_at_once && options.launches != launch_count::two &&
-                       (options.launches == launch_count::one || (segments <= 2 && blocks <= lone_blocks));
+        made.at_once = !sorts && segments == 1 && options.launches != launch_count::two;
         const std::int32_t ctas = device.ctas(1);
         // Eight thread blocks that have to wait for each other take longer for some thousand blocks than one.
-        if (!made.at_once && !sorts) {
+        if (!sorts) {
             made.cluster = options.cluster_ctas > 0 ? options.cluster_ctas : average > lone_blocks ? 8 : 1;
         }
         while (made.cluster > 1 && made.cluster > (device.compute_capability >= 90 ? ctas : 1)) {
@@ -47,7 +46,8 @@ struct select_plan {
         };
         const std::int64_t words = (blocks + 31) / 32;
         made.grid = whole_clusters(words + made.cluster - 1, ctas);
-        made.words_of_cta = static_cast<std::int32_t>((words + made.grid.x - 1) / made.grid.x);
+        made.words_of_cta =
+            words > 0 ? static_cast<std::int32_t>((words + made.grid.x - 1) / made.grid.x) : 1;
         made.deciding =
             whole_clusters(std::int64_t{segments} * made.cluster, device.ctas(made.small ? 8 : 2));
         return made;
@@ -159,6 +159,7 @@ UNIPREFILL_HOST_API status block_selector<Rule, backend::cuda>::run(
     call.verdicts = buffers.verdicts;
     const auto plan = detail::select_plan::of(device_, options_, sorts, batch.num_segments, blocks);
     call.out.words_of_cta = plan.words_of_cta;
+    call.out.stretch = detail::block_size::of(32 * plan.words_of_cta);
 
     const auto launch = [&](auto kernel, std::int32_t cluster, dim3 grid, std::int32_t threads,
                             const auto&... arguments) {
@@ -170,7 +171,9 @@ UNIPREFILL_HOST_API status block_selector<Rule, backend::cuda>::run(
         UNIPREFILL_TRY(
             launch(&detail::decide_segments<Rule, threads, false>, 1, plan.deciding, threads, call));
     } else if (plan.at_once) {
-        UNIPREFILL_TRY(launch(&detail::select_at_once<Rule>, 1, plan.grid, detail::at_once_threads, call));
+        UNIPREFILL_TRY(launch(plan.cluster > 1 ? &detail::select_at_once<Rule, true>
+                                               : &detail::select_at_once<Rule, false>,
+                              plan.cluster, plan.grid, plan.cluster > 1 ? threads : detail::at_once_threads, call));
         written = true;
     } else if (plan.small) {
         constexpr std::int32_t few = detail::small_select_threads;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <uniprefill/select/detail/cuda_block_team.cuh>
+#include <uniprefill/select/detail/quick_decision.hpp>
 #include <uniprefill/select/detail/team_decision.hpp>
 
 #include <cstddef>
@@ -26,6 +27,7 @@ struct selection_arrays {
     std::int64_t keep_words = 0;
     std::int32_t kept_bound = 0;
     std::int32_t words_of_cta = 1; ///< each thread block's stretch of keep_bits
+    block_size stretch{};          ///< the blocks of that
     block_size fours{};            ///< fours of rows in a block, a last part included
 };
 
@@ -83,6 +85,52 @@ class row_writer {
         begin_ = first_of(blockIdx.x);
         end_ = first_of(std::int64_t{blockIdx.x} + 1);
         first_ = first_of(static_cast<std::int32_t>(blockIdx.x) - rank_in_cluster());
+    }
+
+    /// Where the step has one segment.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN block_stretch stretch() const {
+        const auto cta = static_cast<std::int32_t>(blockIdx.x);
+        const std::int32_t size = out_.stretch.rows;
+        return {size * (cta - rank_in_cluster()), size * cta, cluster_ctas(), out_.stretch};
+    }
+    /// Then, the mass of this thread's first block, loaded before it is needed.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint64_t first_mass() const {
+        const std::int32_t block = static_cast<std::int32_t>(blockIdx.x) * out_.stretch.rows + thread_;
+        return thread_ < out_.stretch.rows && block < step_.block.blocks(step_.batch.num_rows)
+                   ? static_cast<std::uint64_t>(step_.free_mass[block])
+                   : 0;
+    }
+    /// Writes everything where the step has one segment, decided quickly. @p mass: first_mass().
+    template <class Decision>
+    __device__ UNIPREFILL_HIDDEN void run_quickly(Team& team, const Decision& decision, std::uint64_t mass) {
+        if constexpr (Team::is_clustered) {
+            arrive_at_cluster();
+        }
+        const segment_blocks& blocks = decision.blocks();
+        const std::int32_t begin = static_cast<std::int32_t>(blockIdx.x) * out_.stretch.rows;
+        std::int32_t place = decision.place(begin);
+        end_ = begin + out_.stretch.rows < blocks.count ? begin + out_.stretch.rows : blocks.count;
+#pragma unroll 1
+        for (std::int32_t from = begin; from < static_cast<std::int32_t>(end_); from += threads) {
+            const std::int32_t block = from + thread_;
+            block_place held;
+            if (block < static_cast<std::int32_t>(end_)) {
+                mass = from > begin ? static_cast<std::uint64_t>(blocks.free_mass[block]) : mass;
+                const row_range rows = blocks.rows_of(block);
+                held.first_row = rows.begin;
+                held.rows = static_cast<std::uint16_t>(rows.size());
+                held.kept = static_cast<std::uint16_t>(rows.size() - decision.rows_that_go(block, mass));
+            }
+            write_chunk(held, from, place, [&](const block_place& at, std::int32_t lane) {
+                write_part(at, lane, decision.verdict(), blocks);
+            });
+        }
+        write_rest((blocks.count + 31) / 32, blocks.rows.end, decision.kept());
+        if (blockIdx.x == gridDim.x - 1 && thread_ == threads - 1) {
+            write_segment(0, 0, decision.kept(), decision.verdict());
+            write_ends(decision.kept());
+        }
+        team.leave();
     }
 
     /// Call this, and then __syncthreads(), before count_kept().
@@ -178,7 +226,11 @@ class row_writer {
                 if (round == 0) {
                     mine.mass += held.kept;
                 } else {
-                    write_chunk(held, from, place);
+                    write_chunk(held, from, place, [this](const block_place& at, std::int32_t lane) {
+                        const row_range rows = rows_of_segment(step_.batch, at.segment);
+                        const segment_verdict verdict = verdicts_[at.segment];
+                        write_part(at, lane, verdict, step_.blocks_of(at.segment, rows, verdict));
+                    });
                 }
             }
         }
@@ -192,7 +244,10 @@ class row_writer {
   private:
     /// Writes what became of entries @p from to end_ - 1 of arrays laid out by block_offset(), or of as many
     /// of them as there are threads: each has one. @p place: of the first kept row.
-    __device__ UNIPREFILL_HIDDEN void write_chunk(block_place held, std::int64_t from, std::int32_t& place) {
+    /// @p part(block, lane) writes the rows of a block of which only some stay, together with its warp.
+    template <class Part>
+    __device__ UNIPREFILL_HIDDEN void write_chunk(block_place held, std::int64_t from, std::int32_t& place,
+                                                  Part part) {
         const bool whole = held.rows > 0 && held.kept == held.rows;
         const unsigned bits = __ballot_sync(~0u, whole);
         if (thread_ % 32 == 0 && from + thread_ < end_) {
@@ -209,7 +264,7 @@ class row_writer {
         const bool in_bound = held.place + held.kept <= out_.kept_bound;
         const bool by_rows = held.kept > 0 && !(whole && in_bound);
         for (unsigned rest = __ballot_sync(~0u, by_rows); rest != 0; rest &= rest - 1) {
-            write_part(memory_.places[thread_ / 32 * 32 + __ffs(static_cast<int>(rest)) - 1], thread_ % 32);
+            part(memory_.places[thread_ / 32 * 32 + __ffs(static_cast<int>(rest)) - 1], thread_ % 32);
         }
         if (from + threads < end_) {
             __syncthreads();
@@ -286,11 +341,10 @@ class row_writer {
     }
 
     /// Writes the rows of a block of which only some stay. Together with its warp.
-    __device__ UNIPREFILL_HIDDEN void write_part(const block_place& at, std::int32_t lane) const {
-        const row_range rows = rows_of_segment(step_.batch, at.segment);
-        const segment_verdict verdict = verdicts_[at.segment];
-        const segment_blocks seg = step_.blocks_of(at.segment, rows, verdict);
-        const std::int32_t block = step_.block.whole(at.first_row - rows.begin);
+    __device__ UNIPREFILL_HIDDEN void write_part(const block_place& at, std::int32_t lane,
+                                                 const segment_verdict& verdict,
+                                                 const segment_blocks& seg) const {
+        const std::int32_t block = step_.block.whole(at.first_row - seg.rows.begin);
         const block_fate fate = fate_of(verdict, seg, block);
         const unsigned below = (1u << lane) - 1;
         std::int32_t free_before = 0;
@@ -335,9 +389,6 @@ class row_writer {
     /// Offsets and outcomes. For one thread block.
     __device__ UNIPREFILL_HIDDEN void write_segments(std::int32_t total) const {
         const batch_view& batch = step_.batch;
-        const auto bounded = [&](std::int32_t place) {
-            return place < out_.kept_bound ? place : out_.kept_bound;
-        };
         std::int32_t before = 0;
 #pragma unroll 1
         for (std::int32_t from = 0; from < batch.num_segments; from += threads) {
@@ -350,24 +401,36 @@ class row_writer {
                                                   static_cast<std::uint32_t>(kept), memory_.sums, sum));
             before += static_cast<std::int32_t>(sum);
             if (ours) {
-                const std::int32_t begin = end - kept;
-                segment_outcome outcome = verdicts_[s].outcome(rows_of_segment(batch, s).size());
-                if (end > out_.kept_bound) { // the engine promised fewer
-                    outcome.kept = bounded(end) - bounded(begin);
-                    outcome.reason = keep_reason::rerun_dense;
-                }
-                out_.outcomes[s] = outcome;
-                out_.cu_segments[s] = bounded(begin);
-                const std::int32_t request = batch.request_of(s);
-                if (s == 0 || batch.request_of(s - 1) != request) {
-                    out_.cu_seqlens[request] = bounded(begin);
-                }
+                write_segment(s, end - kept, end, verdicts_[s]);
             }
         }
         if (thread_ == 0) {
-            out_.cu_segments[batch.num_segments] = bounded(total);
-            out_.cu_seqlens[batch.num_requests] = bounded(total);
+            write_ends(total);
         }
+    }
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t bounded(std::int32_t place) const {
+        return place < out_.kept_bound ? place : out_.kept_bound;
+    }
+    /// The outcome of segment @p s, whose kept rows are @p begin to @p end - 1, and where it begins.
+    __device__ UNIPREFILL_HIDDEN void write_segment(std::int32_t s, std::int32_t begin, std::int32_t end,
+                                                    const segment_verdict& verdict) const {
+        const batch_view& batch = step_.batch;
+        segment_outcome outcome = verdict.outcome(rows_of_segment(batch, s).size());
+        if (end > out_.kept_bound) { // the engine promised fewer
+            outcome.kept = bounded(end) - bounded(begin);
+            outcome.reason = keep_reason::rerun_dense;
+        }
+        out_.outcomes[s] = outcome;
+        out_.cu_segments[s] = bounded(begin);
+        const std::int32_t request = batch.request_of(s);
+        if (s == 0 || batch.request_of(s - 1) != request) {
+            out_.cu_seqlens[request] = bounded(begin);
+        }
+    }
+    /// Where the last segment and the last request end.
+    __device__ UNIPREFILL_HIDDEN void write_ends(std::int32_t total) const {
+        out_.cu_segments[step_.batch.num_segments] = bounded(total);
+        out_.cu_seqlens[step_.batch.num_requests] = bounded(total);
     }
 
     /// Where the segments are in no order: every row stays where it is, offsets rise at least, no bit is set.

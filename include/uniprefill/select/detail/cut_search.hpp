@@ -115,7 +115,34 @@ struct cut_result {
     block_rank at{};               ///< the block at the cut, of order -1: the cut lies between blocks
     std::int32_t rows_before = 0;  ///< rows that count of the blocks before it
     std::uint64_t mass_before = 0; ///< free mass of the blocks before it, and its own
+    // Told by a quick search only.
+    std::int32_t rows_at = 0;      ///< free rows of the block at the cut
+    std::uint32_t near_before = 0; ///< rows of blocks before it, as far as they lie before a stretch
 };
+
+/// What a quick search collects.
+struct alignas(16) quick_block {
+    std::uint64_t mass = 0;
+    std::int32_t order = -1;
+    std::int32_t rows = 0; ///< that may be dropped
+
+    [[nodiscard]] UNIPREFILL_API constexpr block_rank rank() const noexcept { return {mass, order}; }
+};
+
+/// What ranks before such a block.
+struct quick_sides {
+    std::uint64_t mass = 0;
+    std::uint32_t rows = 0;
+    std::uint32_t near = 0; ///< rows that lie before a stretch
+};
+
+/// ceil(share * whole), or the least integer above share * whole.
+[[nodiscard]] UNIPREFILL_API constexpr std::uint64_t mass_target(std::uint64_t whole, unit_fraction share,
+                                                                 bool must_exceed) noexcept {
+    const wide_product product = wide_product::of(whole, share.value);
+    const std::uint64_t floor = (product.high << 1) | (product.low >> 63);
+    return floor + (must_exceed || (product.low << 1) != 0 ? 1 : 0);
+}
 
 /// The block at which the running sum of weights reaches @p need, among the first @p count collected ones:
 /// each is compared with each.
@@ -229,7 +256,9 @@ template <class Team>
                                 }
                             });
             const std::uint64_t need = (goal.target - above + half) >> shift;
-            const found_bin found = team.find(need > 0 ? static_cast<std::uint32_t>(need) : 1);
+            std::uint64_t none = 0;
+            const found_bin found = team.find(
+                0, none, [=](std::uint64_t) { return need > 0 ? static_cast<std::uint32_t>(need) : 1; });
             std::int32_t bits = 0;
             bin.low += digits.first_key(found.digit, bits);
             const std::uint64_t width = std::uint64_t{1} << bits;

@@ -12,15 +12,19 @@
 /// * `held_blocks`: how many of its blocks a thread keeps in registers
 /// * `combine(tally, with_free)`: the tallies of all threads together, for each of them; `free` only if asked
 ///   for
-/// * `any(mine)`: whether a thread near this one says yes, for which `near_rank()` and `near_size()` count
+/// * `sum(mass, counts)`: a mass and some numbers of all threads together, for each of them
+/// * `count(mine)`: how many threads near this one say yes, for which `near_rank()` and `near_size()` count.
+///   `is_alone()`: whether all threads are near
 /// * `sync()`: waits for the others, whose writes to global memory can be seen then
 ///
 /// To search for a cut, further:
 /// * `start_search(counts)`: empties the collection, and all bins if it @p counts
 /// * `digit_bits`, `add(digit, weight)`: puts a weight into a bin, 0 <= digit < 2^digit_bits. All weights
 ///   together stay below 2^32.
-/// * `find(need)`: from the highest bin down, the bin in which the running sum of weights reaches @p need,
-///   for each thread; bin 0 where the weights don't reach
+/// * `find(mass, total, need_of)`: sums up masses too, tells the total, and from the highest bin down finds
+/// the
+///   bin in which the running sum of weights reaches need_of(total), for each thread; bin 0 where the weights
+///   don't reach. Where the team is alone, every thread calls need_of() once.
 /// * `collect(candidate)`, `capacity`: hands a block to everyone. Only the first `capacity` are kept.
 /// * `gather(count)`: after a combine(), makes collected blocks readable as `collected(i)`, i < count
 /// * `share_bits(count)`: 2^bits neighbouring threads look at one of @p count collected blocks together;
@@ -28,6 +32,11 @@
 ///   `group_rank()`: the lowest near_rank() of those threads that have to do this in step
 /// * `tell(result)` by at most one thread near this one, then `told()` by all: what was told since the last
 ///   start_search(), a result of order -1 if nothing was
+/// * `quick_collect()`, `quick_collected()`, `sum_quick_sides()`: as without "quick", of what a quick search
+///   needs
+/// * `add_near(cta, rows)`: where a cluster shares a stretch of rows, counts rows in that of one thread
+/// block;
+///   sum() adds those of thread blocks before this thread's to counts[1]
 #pragma once
 
 #include <uniprefill/core/config.hpp>

@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+/// @file
+/// The decision of the common case with few instructions: each is run once or twice, so fetching them is what
+/// it costs.
+#pragma once
+
+#include <uniprefill/select/detail/cut_search.hpp>
+#include <uniprefill/select/detail/outcome_rules.hpp>
+#include <uniprefill/select/detail/step_view.hpp>
+
+#include <cstdint>
+
+UNIPREFILL_BEGIN_NAMESPACE
+
+namespace detail {
+
+/// Digits of masses below 2^61 that depend on nothing else, so that they can be counted while masses are
+/// summed: those of a floating-point number with a 5-bit exponent, of the mass in units.
+template <std::int32_t Bits>
+struct quick_digits {
+    UNIPREFILL_HIDDEN static constexpr std::int32_t bits = Bits;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t fraction = Bits - 5;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t unit = 30; ///< log2
+    UNIPREFILL_HIDDEN static constexpr std::uint64_t end = std::uint64_t{1} << 61;
+
+    /// A mass in units, to the nearest.
+    [[nodiscard]] static UNIPREFILL_API constexpr std::uint32_t scaled(std::uint64_t mass) noexcept {
+        return static_cast<std::uint32_t>((mass + (std::uint64_t{1} << (unit - 1))) >> unit);
+    }
+    [[nodiscard]] static UNIPREFILL_API std::uint32_t digit(std::uint32_t scaled) noexcept {
+#if defined(__CUDA_ARCH__)
+        const std::int32_t digit =
+            (__float_as_int(__uint2float_rz(scaled)) >> (23 - fraction)) - (127 << fraction);
+        return static_cast<std::uint32_t>(digit > 0 ? digit : 0);
+#else
+        const std::int32_t exponent = bit_length(scaled) - 1;
+        return exponent <= 0
+                   ? 0
+                   : (static_cast<std::uint32_t>(exponent - 1) << fraction) +
+                         static_cast<std::uint32_t>((std::uint64_t{scaled} << fraction) >> exponent);
+#endif
+    }
+    /// The least mass whose digit is no lower.
+    [[nodiscard]] static UNIPREFILL_API constexpr std::uint64_t first_mass(std::uint32_t digit) noexcept {
+        const std::uint32_t mantissa = (1u << fraction) + (digit & ((1u << fraction) - 1));
+        const std::uint64_t units =
+            ((std::uint64_t{mantissa} << (digit >> fraction)) + (1u << fraction) - 1) >> fraction;
+        return digit == 0 ? 0 : (units << unit) - (std::uint64_t{1} << (unit - 1));
+    }
+};
+
+/// The blocks of a thread block's stretch: the ones whose rows it writes. Those of a cluster lie one after
+/// the other.
+struct block_stretch {
+    std::int32_t of_cluster = 0; ///< first block
+    std::int32_t own = 0;        ///< first block
+    std::int32_t ctas = 1;       ///< of the cluster
+    block_size size{};           ///< blocks of a thread block
+
+    /// How many of a block's rows lie before the cluster's stretch; rows in it are counted by @p team.
+    UNIPREFILL_ANY_TEAM
+    template <class Team>
+    [[nodiscard]] UNIPREFILL_API std::uint32_t rows_before(Team& team, std::int32_t block,
+                                                           std::uint32_t rows) const noexcept {
+        if (block < of_cluster) {
+            return rows;
+        }
+        if (ctas > 1 && block < of_cluster + ctas * size.rows) {
+            team.add_near(size.whole(block - of_cluster), rows);
+        }
+        return 0;
+    }
+};
+
+/// Decides a segment whose blocks rank by the mass of their free rows, which no span forces, by top-p or a
+/// budget. Whatever else there is, and where few rounds don't part masses, or where rounding leads to a
+/// neighbour of the right bin, it gives up and says so. The same verdict as team_decision, bit for bit.
+/// @tparam Only whether the step has no other segment
+template <class Team, bool Only>
+class quick_decision {
+    UNIPREFILL_HIDDEN static constexpr std::int32_t held = Team::held_blocks;
+    /// Teams of few bins compare all blocks with each other instead.
+    UNIPREFILL_HIDDEN static constexpr bool counts = Team::digit_bits >= 11;
+    using digits = quick_digits<Team::digit_bits>;
+
+  public:
+    /// Starts all loads at once.
+    UNIPREFILL_ANY_TEAM
+    UNIPREFILL_API quick_decision(Team& team, const step_view& step, const selection_rule* rules,
+                                  std::int32_t segment) noexcept
+        : team_(team)
+        , positions_(step.batch.positions) {
+        const batch_view& batch = step.batch;
+        const std::int32_t request = Only ? 0 : request_of_segment(batch, segment);
+        row_range loaded{0, batch.num_rows}; // the only segment begins at row 0, or nothing is decided
+        if constexpr (Only) {
+            blocks_.rows = {batch.cu_seqlens[0], batch.cu_seqlens[1]};
+            ordered_ = (batch.cu_segments == nullptr ||
+                        (batch.cu_segments[0] == 0 && batch.cu_segments[1] == blocks_.rows.end)) &&
+                       (batch.segment_request == nullptr || batch.segment_request[0] == 0);
+            ordered_ = ordered_ & (blocks_.rows.begin == 0) & (blocks_.rows.end <= batch.num_rows);
+        } else {
+            loaded = blocks_.rows = rows_of_segment(batch, segment);
+        }
+        tag_ = static_cast<std::uint32_t>(batch.tags[request]);
+        options_ = batch.options_of(request);
+        rule_ = rules[request];
+        fault_ = step.faults[segment];
+        if (batch.forced.offsets != nullptr) {
+            first_span_ = batch.forced.offsets[request];
+            end_span_ = batch.forced.offsets[request + 1];
+        }
+        blocks_.block_rows = step.block.rows;
+        blocks_.free_mass = step.free_mass + (Only ? 0 : step.block.offset(segment, loaded.begin));
+        load(0, step.block.blocks(loaded.size()));
+        position_ =
+            team.near_rank() < loaded.size() ? positions_[loaded.begin + team.near_rank()] : INT32_MAX;
+        blocks_.count = step.block.blocks(blocks_.rows.size());
+    }
+
+    /// @param stretch whose rows before it place() is to tell
+    /// @return whether the segment is decided
+    UNIPREFILL_ANY_TEAM
+    [[nodiscard]] UNIPREFILL_API bool run(const block_stretch& stretch) noexcept {
+        const row_range rows = blocks_.rows;
+        row_range& free = blocks_.forced.free;
+        free.begin = rows.begin + team_.count(team_.near_rank() < rows.size() && position_ < options_.sink);
+        free.end = options_.tail < rows.end - free.begin ? rows.end - options_.tail : free.begin;
+        forced_ = rows.size() - free.size();
+        by_rows_ = rule_.kind == rule_kind::fixed_budget;
+        target_ = static_cast<std::uint64_t>(rule_.budget_rows - forced_);
+        if (!is_common()) {
+            return false;
+        }
+        blocks_.ties = rule_.ties;
+        make(0);
+        if (!find_cut(stretch)) {
+            return false;
+        }
+        kept_ = by_rows_ ? static_cast<std::int32_t>(target_) : cut_.rows_before + cut_.rows_at;
+        cut_block_ = blocks_.order(cut_.at.order);
+        return by_rows_ || ((kept_ != free.size()) & (kept_ + forced_ >= rule_.min_kept_rows) &
+                            (kept_ + forced_ <= rule_.max_kept_rows));
+    }
+
+    /// After run(), if that decided.
+    [[nodiscard]] UNIPREFILL_API segment_verdict verdict() const noexcept {
+        segment_verdict made;
+        made.total_mass = static_cast<std::int64_t>(total_);
+        made.dropped_mass = static_cast<std::int64_t>(total_ - cut_.mass_before);
+        made.cut_mass = static_cast<std::int64_t>(cut_.at.mass);
+        made.cut_order = cut_.at.order + (rows_cut() == 0 ? 1 : 0);
+        if (rows_cut() != 0) {
+            made.cut_block = cut_block_;
+            made.cut_rows = cut_.rows_at - rows_cut();
+            made.dropped_mass += share_rounded_up(made.cut_mass, rows_cut(), cut_.rows_at);
+        }
+        made.kept = forced_ + kept_;
+        made.free = blocks_.forced.free;
+        made.form = keep_form::ranked;
+        made.higher_first = rule_.ties == tie_order::higher_block_first;
+        return made;
+    }
+    [[nodiscard]] UNIPREFILL_API std::int32_t kept() const noexcept { return forced_ + kept_; }
+    /// Rows of the stretch @p own begins that stay of those before it.
+    [[nodiscard]] UNIPREFILL_API std::int32_t place(std::int32_t own) const noexcept {
+        // All but the free ones that go.
+        const row_range& free = blocks_.forced.free;
+        const std::int32_t near = own < blocks_.count ? own * blocks_.block_rows : blocks_.rows.size();
+        const std::int32_t free_near = clamped(blocks_.rows.begin + near, free.begin, free.end) - free.begin;
+        return near - free_near + static_cast<std::int32_t>(cut_.near_before) +
+               (cut_block_ < own ? cut_.rows_at - rows_cut() : 0);
+    }
+    [[nodiscard]] UNIPREFILL_API const segment_blocks& blocks() const noexcept { return blocks_; }
+    /// Rows of a block that go.
+    [[nodiscard]] UNIPREFILL_API std::int32_t rows_that_go(std::int32_t block,
+                                                           std::uint64_t mass) const noexcept {
+        const std::int32_t free_rows = blocks_.free_rows_outside_spans(block);
+        const bool stays = block_rank{mass, blocks_.order(block)}.before(cut_.at);
+        return stays ? 0 : block == cut_block_ ? rows_cut() : free_rows;
+    }
+
+  private:
+    /// Of the block at the cut.
+    [[nodiscard]] UNIPREFILL_API std::int32_t rows_cut() const noexcept {
+        return cut_.rows_before + cut_.rows_at - kept_;
+    }
+    /// Nothing is wrong, and nothing out of the ordinary. One comparison after the other, no branches.
+    [[nodiscard]] UNIPREFILL_API bool is_common() const noexcept {
+        const std::int32_t rows = blocks_.rows.size();
+        const bool by_mass = (rule_.kind == rule_kind::top_p) & (rule_.p.value - 1 < unit_fraction::one - 1);
+        const bool by_rows = by_rows_ & (rule_.budget_rows > forced_) & (rule_.budget_rows < rows) &
+                             (rule_.budget_rows >= rule_.min_kept_rows) &
+                             (rule_.budget_rows <= rule_.max_kept_rows);
+        const bool rule = (by_mass | by_rows) & (rule_.scope == mass_scope::free) &
+                          (static_cast<std::uint32_t>(rule_.ties) <= 1) &
+                          (static_cast<std::uint32_t>(rule_.crossing) <= 1) & (rule_.min_kept_rows >= 0) &
+                          (rule_.max_kept_rows >= 1) & (rule_.max_kept_rows >= rule_.min_kept_rows);
+        const bool request = (tag_ <= static_cast<std::uint32_t>(request_tag::chunk)) &
+                             (options_.enabled != 0) &
+                             ((options_.sink | options_.tail | options_.min_length) >= 0) &
+                             (options_.sink <= team_.near_size()) & (options_.sink <= sink_rows_counted) &
+                             (first_span_ >= 0) & (first_span_ == end_span_);
+        return ordered_ & rule & request & (fault_ == 0) & (blocks_.forced.free.size() > 0) &
+               (rows >= options_.min_length) & (counts || blocks_.count <= Team::capacity);
+    }
+
+    UNIPREFILL_API void load(std::int32_t chunk, std::int32_t count) noexcept {
+        UNIPREFILL_UNROLL
+        for (std::int32_t k = 0; k < held; ++k) {
+            const std::int32_t b = chunk + team_.rank() + k * team_.size();
+            mass_[k] = b < count ? static_cast<std::uint64_t>(blocks_.free_mass[b]) : 0;
+        }
+    }
+    UNIPREFILL_API void make(std::int32_t chunk) noexcept {
+        UNIPREFILL_UNROLL
+        for (std::int32_t k = 0; k < held; ++k) {
+            rows_[k] = blocks_.free_rows_outside_spans(chunk + team_.rank() + k * team_.size());
+            mass_[k] = rows_[k] > 0 ? mass_[k] : 0;
+        }
+        chunk_ = chunk;
+    }
+    /// Calls @p visit(mass, rows, block) for each of this thread's blocks and some beyond the last; blocks
+    /// without free rows have no mass and 0 rows.
+    UNIPREFILL_ANY_TEAM
+    template <class Visit>
+    UNIPREFILL_API void each(Visit visit) noexcept {
+        std::int32_t chunk = 0;
+        UNIPREFILL_ONE_COPY
+        do {
+            if (chunk != chunk_) {
+                load(chunk, blocks_.count);
+                make(chunk);
+            }
+            UNIPREFILL_UNROLL
+            for (std::int32_t k = 0; k < held; ++k) {
+                visit(mass_[k], static_cast<std::uint32_t>(rows_[k]),
+                      chunk + team_.rank() + k * team_.size());
+            }
+            chunk += held * team_.size();
+        } while (chunk < blocks_.count);
+    }
+    [[nodiscard]] UNIPREFILL_API std::uint32_t weight_of(std::uint64_t mass,
+                                                         std::uint32_t rows) const noexcept {
+        return by_rows_ ? rows : digits::scaled(mass);
+    }
+    UNIPREFILL_API void collect(std::uint64_t mass, std::uint32_t rows, std::int32_t block) noexcept {
+        team_.quick_collect({mass, blocks_.order(block), static_cast<std::int32_t>(rows)});
+    }
+
+    /// Fills cut_, total_ and target_. @return whether the cut was found
+    UNIPREFILL_ANY_TEAM
+    [[nodiscard]] UNIPREFILL_API bool find_cut(const block_stretch& stretch) noexcept {
+        team_.start_search(counts);
+        std::uint64_t mass = 0;
+        std::uint64_t top = 0;             // its highest bit: a mass that is none, or too many of them
+        std::uint32_t sums[3] = {0, 0, 0}; // rows, those before the stretch, collected blocks
+        each([&](std::uint64_t of_block, std::uint32_t rows, std::int32_t block) {
+            mass += of_block;
+            top |= mass | of_block;
+            if (!counts && rows > 0) {
+                collect(of_block, rows, block);
+                sums[2] += 1;
+            } else if (rows > 0) {
+                team_.add(digits::digit(digits::scaled(of_block)), weight_of(of_block, rows));
+            }
+        });
+        mass = top >> 63 != 0 ? tally::full : mass;
+        if constexpr (!counts) {
+            total_ = team_.sum(mass, sums);
+            aim();
+            sums[0] = 0;
+            mass = 0;
+            if (total_ - 1 >= tally::full - 1) {
+                return false;
+            }
+        } else {
+            const found_bin found = team_.find(mass, total_, [this](std::uint64_t total) {
+                total_ = total;
+                aim();
+                return by_rows_ ? static_cast<std::uint32_t>(target_) : digits::scaled(target_);
+            });
+            if (!team_.is_alone()) { // not every thread was asked what is needed
+                aim();
+            }
+            if (total_ - 1 >= digits::end - 1) {
+                return false;
+            }
+            std::uint64_t low = digits::first_mass(found.digit);
+            std::uint64_t end = digits::first_mass(found.digit + 1);
+            UNIPREFILL_ONE_COPY
+            for (std::int32_t round = 0;; ++round) {
+                mass = 0;
+                sums[0] = sums[1] = sums[2] = 0;
+                each([&](std::uint64_t of_block, std::uint32_t rows, std::int32_t block) {
+                    if (of_block >= low && rows > 0) {
+                        if (of_block >= end) {
+                            mass += of_block;
+                            sums[0] += rows;
+                            sums[1] += stretch.rows_before(team_, block, rows);
+                        } else {
+                            sums[2] += 1;
+                            collect(of_block, rows, block);
+                        }
+                    }
+                });
+                mass = team_.sum(mass, sums);
+                const std::uint64_t before = by_rows_ ? sums[0] : mass;
+                if (before >= target_ || sums[2] == 0) {
+                    return false;
+                }
+                if (UNIPREFILL_LIKELY(sums[2] <= static_cast<std::uint32_t>(Team::capacity))) {
+                    break;
+                }
+                if (round == 2 || end - low == 1) {
+                    return false;
+                }
+                narrow(low, end, target_ - before);
+            }
+        }
+        const auto collected = static_cast<std::int32_t>(sums[2]);
+        team_.gather(collected);
+        cut_ = cut_among(collected, target_ - (by_rows_ ? sums[0] : mass), stretch.own);
+        cut_.rows_before += static_cast<std::int32_t>(sums[0]);
+        cut_.mass_before += mass;
+        cut_.near_before += sums[1];
+        return cut_.at.order >= 0;
+    }
+    UNIPREFILL_API void aim() noexcept {
+        if (!by_rows_) {
+            target_ = mass_target(total_, rule_.p, rule_.crossing == crossing::published);
+        }
+    }
+
+    /// Parts the masses from @p low to @p end - 1 anew, and leaves those among which the running sum reaches
+    /// @p left.
+    UNIPREFILL_ANY_TEAM
+    UNIPREFILL_API void narrow(std::uint64_t& low, std::uint64_t& end, std::uint64_t left) noexcept {
+        const std::int32_t length = bit_length(end - low - 1);
+        const std::int32_t shift = length > digits::bits ? length - digits::bits : 0;
+        team_.start_search(true);
+        each([&](std::uint64_t of_block, std::uint32_t rows, std::int32_t) {
+            if (of_block >= low && of_block < end && rows > 0) {
+                team_.add(static_cast<std::uint32_t>((of_block - low) >> shift), weight_of(of_block, rows));
+            }
+        });
+        const std::uint32_t need = by_rows_ ? static_cast<std::uint32_t>(left) : digits::scaled(left);
+        std::uint64_t none = 0;
+        const found_bin found = team_.find(0, none, [=](std::uint64_t) { return need; });
+        low += std::uint64_t{found.digit} << shift;
+        const std::uint64_t width = std::uint64_t{1} << shift;
+        end = end - low < width ? end : low + width;
+    }
+
+    /// The block at which the running sum of weights reaches @p need, among the first @p count collected
+    /// ones: each is compared with each.
+    UNIPREFILL_ANY_TEAM
+    [[nodiscard]] UNIPREFILL_API cut_result cut_among(std::int32_t count, std::uint64_t need,
+                                                      std::int32_t stretch) noexcept {
+        const std::int32_t bits = team_.quick_share_bits(count);
+        const std::int32_t share = team_.near_rank() & ((1 << bits) - 1);
+        UNIPREFILL_ONE_COPY
+        for (std::int32_t base = 0; base + (team_.group_rank() >> bits) < count;
+             base += team_.near_size() >> bits) {
+            const std::int32_t mine = base + (team_.near_rank() >> bits);
+            const quick_block block = team_.quick_collected(mine < count ? mine : 0);
+            quick_sides sides;
+            UNIPREFILL_ONE_COPY
+            for (std::int32_t i = share; i < count; i += 1 << bits) {
+                const quick_block other = team_.quick_collected(i);
+                const bool before = other.rank().before(block.rank());
+                const std::uint32_t rows = before ? static_cast<std::uint32_t>(other.rows) : 0;
+                sides.mass += before ? other.mass : 0;
+                sides.rows += rows;
+                sides.near += blocks_.order(other.order) < stretch ? rows : 0;
+            }
+            team_.sum_quick_sides(sides, bits);
+            const std::uint64_t before = by_rows_ ? sides.rows : sides.mass;
+            const std::uint64_t weight = by_rows_ ? static_cast<std::uint64_t>(block.rows) : block.mass;
+            if (mine < count && share == 0 && before < need && before + weight >= need) {
+                team_.tell(cut_result{block.rank(), static_cast<std::int32_t>(sides.rows),
+                                      sides.mass + block.mass, block.rows, sides.near});
+            }
+        }
+        return team_.told();
+    }
+
+    Team& team_;
+    const std::int32_t* positions_;
+    segment_blocks blocks_{};
+    bool ordered_ = true; ///< the only segment lies as it must
+    std::uint32_t tag_ = 0;
+    request_options options_{};
+    selection_rule rule_{};
+    std::int64_t fault_ = 0;
+    std::int32_t first_span_ = 0;
+    std::int32_t end_span_ = 0;
+    std::int32_t position_ = 0; ///< of this thread's row among the first ones
+    std::uint64_t mass_[held];
+    std::int32_t rows_[held];
+    std::int32_t chunk_ = -1; ///< first block of the team that is held
+    bool by_rows_ = false;    ///< rows are what is summed up, else masses
+    std::uint64_t target_ = 0;
+    std::uint64_t total_ = 0;
+    std::int32_t forced_ = 0;
+    cut_result cut_{};
+    std::int32_t cut_block_ = -1;
+    std::int32_t kept_ = 0; ///< free rows
+};
+
+} // namespace detail
+
+UNIPREFILL_END_NAMESPACE
