@@ -30,10 +30,10 @@ class serial_team {
     std::int32_t near_size() const { return 1; }
     void sync() const {}
     std::int32_t count(bool mine) const { return mine ? 1 : 0; }
-    bool is_alone() const { return true; }
-    template <std::size_t Count>
-    std::uint64_t sum(std::uint64_t mass, std::uint32_t (&)[Count]) const {
-        return mass;
+    void note(bool yes) { noted_ = yes; }
+    bool noted() const { return noted_; }
+    void sum(detail::quick_sums& sums) const {
+        sums.collected = static_cast<std::uint32_t>(quick_collected_.size());
     }
     void add_near(std::int32_t, std::uint32_t) const { throw std::logic_error("not a cluster"); }
     detail::tally combine(const detail::tally& mine, bool with_free) const {
@@ -52,15 +52,17 @@ class serial_team {
     }
     void add(std::uint32_t digit, std::uint32_t weight) { weights_.at(digit) += weight; }
     template <class Need>
-    detail::found_bin find(std::uint64_t mass, std::uint64_t& total, Need need_of) const {
-        total = mass;
-        const std::uint32_t need = need_of(total);
+    detail::found_bin find(std::uint64_t mass, Need need_of) const {
+        detail::found_bin found;
+        found.total = mass;
+        const std::uint32_t need = need_of(found);
         std::uint64_t above = 0;
         std::size_t digit = weights_.size() - 1;
         while (digit > 0 && above + weights_[digit] < need) {
             above += weights_[digit--];
         }
-        return {static_cast<std::uint32_t>(digit)};
+        found.digit = static_cast<std::uint32_t>(digit);
+        return found;
     }
     void collect(const detail::collected_block& block) { collected_.push_back(block); }
     void gather(std::int32_t count) const {
@@ -76,7 +78,16 @@ class serial_team {
         return quick_collected_.at(static_cast<std::size_t>(i));
     }
     std::int32_t quick_share_bits(std::int32_t) const { return 0; }
-    void sum_quick_sides(detail::quick_sides&, std::int32_t) const {}
+    void sum_shares(detail::quick_sums&, std::int32_t) const {}
+    static constexpr std::int32_t quick_copies = 2;
+    void quick_tell(const detail::quick_cut& result) {
+        if (is_told_) {
+            throw std::logic_error("two cuts");
+        }
+        quick_told_ = result;
+        is_told_ = true;
+    }
+    detail::quick_cut quick_told() const { return is_told_ ? quick_told_ : detail::quick_cut{}; }
     std::int32_t share_bits(std::int32_t) const { return 0; }
     std::int32_t group_rank() const { return 0; }
     void sum_shares(detail::tally&, std::int32_t) const {}
@@ -97,6 +108,8 @@ class serial_team {
     std::vector<detail::collected_block> collected_;
     std::vector<detail::quick_block> quick_collected_;
     detail::cut_result told_{};
+    detail::quick_cut quick_told_{};
+    bool noted_ = false;
     bool is_told_ = false;
 };
 

@@ -35,8 +35,10 @@ struct block_team_memory {
     alignas(8) std::uint32_t of_groups[groups];
     std::uint32_t near[8]; ///< kept rows by thread blocks of the cluster in whose stretch they lie
     std::uint32_t num_collected;
-    std::uint32_t digit;
+    bool noted[2]; ///< in turn: others may still read the last one
+    found_bin found;
     cut_result told;
+    quick_cut quick_told;
 };
 
 /// A thread block of @p Threads threads; if @p Clustered, all thread blocks of a cluster when they wish.
@@ -72,6 +74,7 @@ class block_team {
         if (thread == 0) {
             shared.num_collected = 0;
             shared.told.at.order = -1;
+            shared.quick_told.at.order = -1;
         }
     }
 
@@ -139,10 +142,15 @@ class block_team {
             return made_of(sums);
         }
         if (threadIdx.x < memory::words) {
+            std::uint32_t loaded[8];
+#pragma unroll
+            for (std::int32_t cta = 0; cta < 8; ++cta) {
+                loaded[cta] = load_from_cluster(&sums[threadIdx.x], cta < ctas() ? cta : 0);
+            }
             std::uint64_t all = 0;
 #pragma unroll
             for (std::int32_t cta = 0; cta < 8; ++cta) {
-                const std::uint32_t other = cta < ctas() ? load_from_cluster(&sums[threadIdx.x], cta) : 0;
+                const std::uint32_t other = cta < ctas() ? loaded[cta] : 0;
                 all = threadIdx.x == memory::bits_word ? (other > all ? other : all) : all + other;
             }
             shared_->totals[threadIdx.x] = all;
@@ -173,6 +181,12 @@ class block_team {
         arrive_at_cluster();
         return rows;
     }
+    /// The sum of this thread's number and those of lower threads of the thread block; @p total of all.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t prefix(std::uint32_t mine,
+                                                                    std::uint32_t& total) const {
+        __syncthreads(); // others may still read the last ones
+        return block_prefix<Threads>(mine, shared_->of_warps, total);
+    }
     /// Waits for the cluster if there is one.
     __device__ UNIPREFILL_HIDDEN void sync_cluster() const {
         if constexpr (Clustered) {
@@ -199,6 +213,7 @@ class block_team {
             if (threadIdx.x == 0) {
                 shared_->num_collected = 0;
                 shared_->told.at.order = -1;
+                shared_->quick_told.at.order = -1;
             }
             sync();
         }
@@ -208,52 +223,48 @@ class block_team {
     __device__ UNIPREFILL_HIDDEN void add(std::uint32_t digit, std::uint32_t weight) {
         atomicAdd(reinterpret_cast<std::uint32_t*>(shared_->counts) + digit, weight);
     }
-    /// Sums of limbs, as combine() makes them.
-    template <std::int32_t Count>
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint64_t sum(std::uint64_t mass,
-                                                                 std::uint32_t (&counts)[Count]) {
-        static_assert(3 + Count <= memory::words && memory::words <= 16);
-        const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
-        std::uint32_t own = limb_sums(mass);
-#pragma unroll
-        for (std::int32_t i = 0; i < Count; ++i) {
-            const std::uint32_t sum = __reduce_add_sync(~0u, counts[i]);
-            own = lane == 3 + i ? sum : own;
+    /// What this thread block's first thread has to say, for noted() by all after the next count().
+    __device__ UNIPREFILL_HIDDEN void note(bool yes) const {
+        if (threadIdx.x == 0) {
+            shared_->noted[note_turn_] = yes;
         }
+    }
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN bool noted() {
+        note_turn_ ^= 1;
+        return shared_->noted[note_turn_ ^ 1];
+    }
+    /// Sums of limbs, as combine() makes them.
+    __device__ UNIPREFILL_HIDDEN void sum(quick_sums& mine) {
+        const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
+        const std::uint32_t limbs = limb_sums(mine.mass);
+        const std::uint32_t rows = __reduce_add_sync(~0u, mine.rows);
+        const std::uint32_t near = __reduce_add_sync(~0u, mine.near);
         std::uint32_t* sums = next_sums();
-        if (lane < 3 + Count) {
-            atomicAdd(&sums[lane], own);
+        if (lane < 5) {
+            atomicAdd(&sums[lane], lane < 3 ? limbs : lane == 3 ? rows : near);
         }
         sync();
         clear_last_sums();
         if (ctas() == 1) {
-#pragma unroll
-            for (std::int32_t i = 0; i < Count; ++i) {
-                counts[i] = sums[3 + i];
-            }
-            return mass_of(sums[0], sums[1], sums[2]);
+            mine = {mass_of(sums[0], sums[1], sums[2]), sums[3], sums[4], shared_->num_collected};
+            return;
         }
         if (threadIdx.x < 32) {
-            const std::uint32_t* word = lane < 16 ? &sums[lane % memory::words] : &shared_->near[lane % 8];
-            std::uint64_t all = 0;
-#pragma unroll
-            for (std::int32_t cta = 0; cta < 8; ++cta) {
-                all += cta < ctas() ? load_from_cluster(word, cta) : 0;
-            }
-            // Of the cluster's stretch, what lies before this thread block's, belongs to the count before it.
-            const bool lies_before = lane >= 16 && lane - 16 < rank_in_cluster();
-            const std::uint32_t near =
-                __reduce_add_sync(~0u, lies_before ? static_cast<std::uint32_t>(all) : 0);
-            if (lane < memory::words) {
-                shared_->totals[lane] = all + (lane == 4 ? near : 0);
+            const std::uint32_t* word = lane < 8    ? &shared_->near[lane]
+                                        : lane < 13 ? &sums[lane - 8]
+                                                    : &shared_->num_collected;
+            const std::uint64_t all = sum_in_cluster(word);
+            // Of the cluster's stretch, what lies before this thread block's, belongs to the rows before it.
+            const std::uint32_t before = __reduce_add_sync(
+                ~0u, lane < rank_in_cluster() && lane < 8 ? static_cast<std::uint32_t>(all) : 0);
+            if (lane >= 8 && lane < 14) {
+                shared_->totals[lane - 8] = all + (lane == 12 ? before : 0);
             }
         }
         __syncthreads();
-#pragma unroll
-        for (std::int32_t i = 0; i < Count; ++i) {
-            counts[i] = static_cast<std::uint32_t>(shared_->totals[3 + i]);
-        }
-        return mass_of(shared_->totals[0], shared_->totals[1], shared_->totals[2]);
+        const std::uint64_t* totals = shared_->totals;
+        mine = {mass_of(totals[0], totals[1], totals[2]), static_cast<std::uint32_t>(totals[3]),
+                static_cast<std::uint32_t>(totals[4]), static_cast<std::uint32_t>(totals[5])};
     }
     /// Counts rows in the stretch of thread block @p cta of the cluster.
     __device__ UNIPREFILL_HIDDEN void add_near(std::int32_t cta, std::uint32_t rows) {
@@ -262,65 +273,75 @@ class block_team {
         }
     }
     template <class Need>
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN found_bin find(std::uint64_t mass, std::uint64_t& total,
-                                                              Need need_of) {
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN found_bin find(std::uint64_t mass, Need need_of) {
         const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
-        const std::uint32_t own = limb_sums(mass);
+        const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
+        const std::uint32_t limbs = limb_sums(mass);
         std::uint32_t* sums = next_sums();
         if (lane < 3) {
-            atomicAdd(&sums[lane], own);
+            atomicAdd(&sums[lane], limbs);
         }
         __syncthreads();
-        const uint4* mine = shared_->counts + static_cast<std::int32_t>(threadIdx.x / 32) * (32 * fours);
         std::uint32_t here[fours];
-        std::uint32_t all_here = 0;
 #pragma unroll
         for (std::int32_t i = 0; i < fours; ++i) {
-            const uint4 four = mine[32 * i + lane];
+            const uint4 four = shared_->counts[warp * (32 * fours) + 32 * i + lane];
             here[i] = four.x + four.y + four.z + four.w;
-            all_here += here[i];
         }
         if constexpr (Clustered) {
             if (ctas() > 1) {
-                return find_together(here, sums, total, need_of);
+                return find_together(here, sums, need_of);
             }
         }
-        const std::uint32_t of_warp = __reduce_add_sync(~0u, all_here);
+#pragma unroll
+        for (std::int32_t i = 1; i < fours; ++i) {
+            here[0] += here[i];
+        }
+        const std::uint32_t of_warp = __reduce_add_sync(~0u, here[0]);
         if (lane == 0) {
-            shared_->of_warps[threadIdx.x / 32] = of_warp;
+            shared_->of_warps[warp] = of_warp;
         }
-        total = mass_of(sums[0], sums[1], sums[2]);
-        const std::uint32_t need = need_of(total);
         __syncthreads();
-        clear_last_sums();
-        // Every warp looks for itself, from the highest bin down.
-        constexpr std::int32_t warps = Threads / 32;
-        const std::uint32_t weight = lane < warps ? shared_->of_warps[warps - 1 - lane] : 0;
-        const std::uint32_t reached = warp_prefix(weight);
-        const std::int32_t chunk = first_lane(lane == warps - 1 || reached >= need);
-        const std::uint32_t before = __shfl_sync(~0u, reached - weight, chunk);
-        const std::int32_t highest = (warps - chunk) * 32 * fours - 1 - lane * fours;
-        std::uint32_t weights[4 * fours];
-        std::uint32_t own_weight = 0;
+        if (warp == 0) { // alone: 16 warps that do the same stand in each other's way
+            found_bin found;
+            found.total = mass_of(sums[0], sums[1], sums[2]);
+            const std::uint32_t need = need_of(found);
+            constexpr std::int32_t warps = Threads / 32;
+            // From the highest bin down.
+            const std::uint32_t weight = lane < warps ? shared_->of_warps[warps - 1 - lane] : 0;
+            std::uint32_t reach = warp_prefix(weight);
+            const std::int32_t chunk = first_lane(lane == warps - 1 || reach >= need);
+            const std::uint32_t before = __shfl_sync(~0u, reach - weight, chunk);
+            const std::int32_t highest = (warps - chunk) * 32 * fours - 1 - lane * fours;
+            std::uint32_t weights[4 * fours];
+            std::uint32_t own = 0;
 #pragma unroll
-        for (std::int32_t i = 0; i < fours; ++i) {
-            const uint4 four = shared_->counts[highest - i];
-            weights[4 * i] = four.w;
-            weights[4 * i + 1] = four.z;
-            weights[4 * i + 2] = four.y;
-            weights[4 * i + 3] = four.x;
-            own_weight += four.x + four.y + four.z + four.w;
-        }
-        std::uint32_t reach = before + warp_prefix(own_weight);
-        const std::int32_t owner = first_lane(lane == 31 || reach >= need);
-        reach -= own_weight;
-        std::int32_t digit = 4 * highest + 3;
+            for (std::int32_t i = 0; i < fours; ++i) {
+                const uint4 four = shared_->counts[highest - i];
+                weights[4 * i] = four.w;
+                weights[4 * i + 1] = four.z;
+                weights[4 * i + 2] = four.y;
+                weights[4 * i + 3] = four.x;
+                own += four.x + four.y + four.z + four.w;
+            }
+            reach = before + warp_prefix(own);
+            const bool is_owner = first_lane(lane == 31 || reach >= need) == lane;
+            reach -= own;
+            std::int32_t digit = 4 * highest + 3;
 #pragma unroll
-        for (std::int32_t i = 0; i < 4 * fours - 1; ++i) {
-            reach += weights[i];
-            digit -= reach < need ? 1 : 0;
+            for (std::int32_t i = 0; i < 4 * fours - 1; ++i) {
+                reach += weights[i];
+                digit -= reach < need ? 1 : 0;
+            }
+            if (is_owner) {
+                found.digit = static_cast<std::uint32_t>(digit);
+                shared_->found = found;
+            }
+        } else if (warp == 1) {
+            clear_last_sums(lane);
         }
-        return {static_cast<std::uint32_t>(__shfl_sync(~0u, digit, owner))};
+        __syncthreads();
+        return shared_->found;
     }
     /// Every thread block has a list of its own.
     __device__ UNIPREFILL_HIDDEN void collect(const collected_block& block) {
@@ -337,9 +358,8 @@ class block_team {
             std::int32_t counts[8];
 #pragma unroll
             for (std::int32_t cta = 0; cta < 8; ++cta) {
-                counts[cta] = cta < ctas()
-                                  ? static_cast<std::int32_t>(load_from_cluster(&shared_->num_collected, cta))
-                                  : 0;
+                counts[cta] = static_cast<std::int32_t>(
+                    load_from_cluster(&shared_->num_collected, cta < ctas() ? cta : 0));
             }
             std::int32_t owner = 0;
             std::int32_t i = near_rank();
@@ -361,7 +381,12 @@ class block_team {
         return ctas() == 1 ? shared_->collected[i] : shared_->gathered[i];
     }
     __device__ UNIPREFILL_HIDDEN void quick_collect(const quick_block& block) {
-        const std::uint32_t place = atomicAdd(&shared_->num_collected, 1u);
+        // Few threads collect: to count them by warps first is more code than they are worth.
+        std::uint32_t place = 0;
+        asm volatile("atom.shared.add.u32 %0, [%1], 1;"
+                     : "=r"(place)
+                     : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(&shared_->num_collected)))
+                     : "memory");
         if (place < static_cast<std::uint32_t>(capacity)) {
             *reinterpret_cast<quick_block*>(&shared_->collected[place]) = block;
         }
@@ -372,23 +397,31 @@ class block_team {
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::int32_t quick_share_bits(std::int32_t count) {
         return Threads >= 256 ? 5 : share_bits(count); // a warp for each, which sums up sooner
     }
-    __device__ UNIPREFILL_HIDDEN static void sum_quick_sides(quick_sides& sides, std::int32_t bits) {
+    __device__ UNIPREFILL_HIDDEN static void sum_shares(quick_sums& mine, std::int32_t bits) {
         if constexpr (Threads >= 256) {
-            const std::uint32_t low = __reduce_add_sync(~0u, static_cast<std::uint32_t>(sides.mass) & limb);
+            const std::uint32_t low = __reduce_add_sync(~0u, static_cast<std::uint32_t>(mine.mass) & limb);
             const std::uint32_t middle =
-                __reduce_add_sync(~0u, static_cast<std::uint32_t>(sides.mass >> 22) & limb);
-            const std::uint32_t high = __reduce_add_sync(~0u, static_cast<std::uint32_t>(sides.mass >> 44));
-            sides.mass = low + (std::uint64_t{middle} << 22) + (std::uint64_t{high} << 44);
-            sides.rows = __reduce_add_sync(~0u, sides.rows);
-            sides.near = __reduce_add_sync(~0u, sides.near);
+                __reduce_add_sync(~0u, static_cast<std::uint32_t>(mine.mass >> 22) & limb);
+            const std::uint32_t high = __reduce_add_sync(~0u, static_cast<std::uint32_t>(mine.mass >> 44));
+            mine.mass = low + (std::uint64_t{middle} << 22) + (std::uint64_t{high} << 44);
+            mine.rows = __reduce_add_sync(~0u, mine.rows);
+            mine.near = __reduce_add_sync(~0u, mine.near);
         } else {
 #pragma unroll 1
             for (std::int32_t bit = 0; bit < bits; ++bit) {
-                sides.mass += __shfl_xor_sync(~0u, sides.mass, 1 << bit);
-                sides.rows += __shfl_xor_sync(~0u, sides.rows, 1 << bit);
-                sides.near += __shfl_xor_sync(~0u, sides.near, 1 << bit);
+                mine.mass += __shfl_xor_sync(~0u, mine.mass, 1 << bit);
+                mine.rows += __shfl_xor_sync(~0u, mine.rows, 1 << bit);
+                mine.near += __shfl_xor_sync(~0u, mine.near, 1 << bit);
             }
         }
+    }
+    UNIPREFILL_HIDDEN static constexpr std::int32_t quick_copies = Threads >= 256 ? 1 : 4;
+    __device__ UNIPREFILL_HIDDEN void quick_tell(const quick_cut& result) {
+        shared_->quick_told = result;
+    }
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN quick_cut quick_told() const {
+        __syncthreads();
+        return shared_->quick_told;
     }
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::int32_t share_bits(std::int32_t count) {
         constexpr std::int32_t most = 3; // more take longer to sum up
@@ -424,7 +457,7 @@ class block_team {
     template <class Need>
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN found_bin find_together(std::uint32_t (&here)[fours],
                                                                        const std::uint32_t* sums,
-                                                                       std::uint64_t& total, Need need_of) {
+                                                                       Need need_of) {
         const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
         constexpr std::int32_t bins = memory::bins / memory::groups;
         static_assert(bins == 64 && memory::groups == 64); // 16 lanes' fours, and two of each for every lane
@@ -435,24 +468,19 @@ class block_team {
                 here[i] += __shfl_xor_sync(~0u, here[i], step);
             }
             if (lane % 16 == 0) {
-                shared_
-                    ->of_groups[(static_cast<std::int32_t>(threadIdx.x / 32) * fours + i) * 2 + lane / 16] =
-                    here[i];
+                const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
+                shared_->of_groups[(warp * fours + i) * 2 + lane / 16] = here[i];
             }
         }
         sync();
-        clear_last_sums();
         if (threadIdx.x < 32) {
-            std::uint64_t limbs = 0;
-#pragma unroll
-            for (std::int32_t cta = 0; cta < 8; ++cta) {
-                limbs += lane < 3 && cta < ctas() ? load_from_cluster(&sums[lane], cta) : 0;
-            }
+            const std::uint64_t limbs = sum_in_cluster(&sums[lane % 4]);
             std::int32_t place = 2 * (31 - lane);
             std::uint64_t pair = pair_in_cluster(&shared_->of_groups[place]);
-            total =
+            found_bin found;
+            found.total =
                 mass_of(__shfl_sync(~0u, limbs, 0), __shfl_sync(~0u, limbs, 1), __shfl_sync(~0u, limbs, 2));
-            const std::uint32_t need = need_of(total);
+            const std::uint32_t need = need_of(found);
             std::uint32_t before = 0;
             const auto* counts = reinterpret_cast<const std::uint32_t*>(shared_->counts);
 #pragma unroll
@@ -471,21 +499,42 @@ class block_team {
                 }
             }
             if (lane == 0) {
-                shared_->digit = static_cast<std::uint32_t>(place);
-                shared_->totals[0] = total;
+                found.digit = static_cast<std::uint32_t>(place);
+                shared_->found = found;
             }
+        } else if (threadIdx.x < 64) {
+            clear_last_sums(lane);
         }
         __syncthreads();
-        total = shared_->totals[0];
-        return {shared_->digit};
+        return shared_->found;
     }
-    /// What thread blocks have at these two words together; the sums fit 32 bits.
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint64_t
-    pair_in_cluster(const std::uint32_t* words) const {
+    /// What thread blocks have at @p word together. No branches: all is loaded at once.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint64_t sum_in_cluster(const std::uint32_t* word) const {
+        std::uint32_t loaded[8];
+#pragma unroll
+        for (std::int32_t cta = 0; cta < 8; ++cta) {
+            loaded[cta] = load_from_cluster(word, cta < ctas() ? cta : 0);
+        }
         std::uint64_t sum = 0;
 #pragma unroll
         for (std::int32_t cta = 0; cta < 8; ++cta) {
-            sum += cta < ctas() ? load_from_cluster(reinterpret_cast<const std::uint64_t*>(words), cta) : 0;
+            sum += cta < ctas() ? loaded[cta] : 0;
+        }
+        return sum;
+    }
+    /// What they have at two words together; each sum fits 32 bits.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint64_t
+    pair_in_cluster(const std::uint32_t* words) const {
+        const auto* pair = reinterpret_cast<const std::uint64_t*>(words);
+        std::uint64_t loaded[8];
+#pragma unroll
+        for (std::int32_t cta = 0; cta < 8; ++cta) {
+            loaded[cta] = load_from_cluster(pair, cta < ctas() ? cta : 0);
+        }
+        std::uint64_t sum = 0;
+#pragma unroll
+        for (std::int32_t cta = 0; cta < 8; ++cta) {
+            sum += cta < ctas() ? loaded[cta] : 0;
         }
         return sum;
     }
@@ -504,8 +553,11 @@ class block_team {
     }
     /// After a barrier of the whole team.
     __device__ UNIPREFILL_HIDDEN void clear_last_sums() {
-        if (threadIdx.x < memory::words) {
-            shared_->sums[turn_ == 0 ? 2 : turn_ - 1][threadIdx.x] = 0;
+        clear_last_sums(near_rank());
+    }
+    __device__ UNIPREFILL_HIDDEN void clear_last_sums(std::int32_t word) {
+        if (word < memory::words) {
+            shared_->sums[turn_ == 0 ? 2 : turn_ - 1][word] = 0;
         }
     }
     /// The first lane for which @p holds is true; there is one.
@@ -542,6 +594,7 @@ class block_team {
     std::int32_t ctas_ = 1;
     std::int32_t rank_;
     std::int32_t turn_ = 0;
+    std::int32_t note_turn_ = 0;
     bool searched_ = false;
     bool counted_ = false;
 };

@@ -60,15 +60,13 @@ __device__ UNIPREFILL_HIDDEN inline void wait_for_cluster() {
     return address;
 }
 
-/// What lies at this thread block's @p word in thread block @p rank of the cluster.
+/// What lies at this thread block's @p word in thread block @p rank of the cluster. Loads needn't wait for
+/// each other, but stay behind the barriers that they follow.
 [[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::uint64_t load_from_cluster(const std::uint64_t* word,
                                                                                   std::int32_t rank) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     std::uint64_t value = 0;
-    asm volatile("ld.shared::cluster.u64 %0, [%1];"
-                 : "=l"(value)
-                 : "r"(address_in_cluster(word, rank))
-                 : "memory");
+    asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(value) : "r"(address_in_cluster(word, rank)));
     return value;
 #else
     static_cast<void>(rank);
@@ -79,10 +77,7 @@ __device__ UNIPREFILL_HIDDEN inline void wait_for_cluster() {
                                                                                   std::int32_t rank) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     std::uint32_t value = 0;
-    asm volatile("ld.shared::cluster.u32 %0, [%1];"
-                 : "=r"(value)
-                 : "r"(address_in_cluster(word, rank))
-                 : "memory");
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address_in_cluster(word, rank)));
     return value;
 #else
     static_cast<void>(rank);
@@ -96,8 +91,7 @@ __device__ UNIPREFILL_HIDDEN inline void wait_for_cluster() {
     uint4 value{};
     asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "r"(address_in_cluster(words, rank))
-                 : "memory");
+                 : "r"(address_in_cluster(words, rank)));
     return value;
 #else
     static_cast<void>(rank);

@@ -33,8 +33,10 @@ struct selector_call {
     step_view step{};
     selection_arrays out{};
     const Rule* rules = nullptr;
-    sort_buffers buffers{};              ///< for rules of one's own
-    segment_verdict* verdicts = nullptr; ///< [num_segments], not used at once
+    sort_buffers buffers{}; ///< for rules of one's own
+    // Not used at once.
+    segment_verdict* verdicts = nullptr; // [num_segments]
+    block_place* places = nullptr;       // [blocks of all segments] laid out by block_offset()
 };
 
 /// What a thread block shares that decides and writes.
@@ -43,7 +45,6 @@ struct at_once_memory {
     using team = block_team<Clustered ? select_threads : at_once_threads, Clustered>;
 
     writer_memory<team> work; // its team decides
-    segment_verdict verdict;
 };
 static_assert(sizeof(at_once_memory<true>) <= 48 * 1024,
               "more needs a permission for each function and device");
@@ -57,17 +58,7 @@ select_otherwise(const selector_call<Rule>& call, at_once_memory<Clustered>& mem
     using team_type = typename at_once_memory<Clustered>::team;
     team_decision<team_type, Rule> decision(team, call.step, call.rules, call.buffers, 0);
     const segment_verdict verdict = decision.run();
-    if (threadIdx.x == 0) {
-        memory.verdict = verdict;
-    }
-    row_writer<team_type> writer(call.step, call.out, &memory.verdict, memory.work);
-    writer.find_stretch();
-    tally mine;
-    mine.rows = decision.kept_before(writer.blocks_before_cluster(0));
-    team.alone();
-    mine.blocks = threadIdx.x == 0 ? static_cast<std::uint32_t>(verdict.kept) : 0;
-    mine.bits = writer.find_disorder();
-    writer.run(team, mine, 0);
+    row_writer<team_type>(call.step, call.out, memory.work).run_alone(team, decision, verdict);
 }
 
 /// Every thread block, or every cluster, decides the only segment for itself, then writes its own stretch of
@@ -85,7 +76,7 @@ __global__ UNIPREFILL_HIDDEN void __launch_bounds__(Clustered ? select_threads :
     team_type team(memory.work.team);
     team.together();
     quick_decision<team_type, true> decision(team, call.step, call.rules, 0);
-    row_writer<team_type> writer(call.step, call.out, &memory.verdict, memory.work);
+    row_writer<team_type> writer(call.step, call.out, memory.work);
     const std::uint64_t mass = writer.first_mass();
     __syncthreads();
     if (UNIPREFILL_LIKELY(decision.run(writer.stretch()))) {
@@ -95,28 +86,84 @@ __global__ UNIPREFILL_HIDDEN void __launch_bounds__(Clustered ? select_threads :
     }
 }
 
+/// Tells the places of blocks @p begin to @p end - 1 in a segment, and beyond its last block that there are
+/// none. @p place: of the first one. @p place_of(block): what becomes of a block.
+template <class Team, class Place>
+__device__ UNIPREFILL_HIDDEN void write_places(Team& team, std::int32_t count, std::int32_t begin,
+                                               std::int32_t end, std::int32_t place, block_place* out,
+                                               Place place_of) {
+#pragma unroll 1
+    for (std::int32_t from = begin; from < end; from += Team::near_size()) {
+        const std::int32_t block = from + Team::near_rank();
+        block_place held;
+        if (block < count && block < end) {
+            held = place_of(block);
+        }
+        std::uint32_t kept = 0;
+        held.place = place + static_cast<std::int32_t>(team.prefix(held.kept, kept)) - held.kept;
+        place += static_cast<std::int32_t>(kept);
+        if (block < end) {
+            out[block] = held;
+        }
+    }
+}
+
+/// A segment that is to be decided, and the blocks of it whose places this thread block tells.
+struct segment_part {
+    std::int32_t segment = 0;
+    std::int32_t end = 0; ///< of the part
+    block_stretch stretch{};
+    block_place* places = nullptr; ///< of the segment
+};
+
 /// Decides a segment that isn't the common case. @return the team as it is then
 template <class Rule, class Team>
 __device__ UNIPREFILL_HIDDEN __noinline__ Team decide_otherwise(const selector_call<Rule>& call,
-                                                                std::int32_t segment, Team team,
-                                                                segment_verdict* verdict) {
-    *verdict = team_decision<Team, Rule>(team, call.step, call.rules, call.buffers, segment).run();
+                                                                segment_part part, Team team) {
+    team_decision<Team, Rule> decision(team, call.step, call.rules, call.buffers, part.segment);
+    const segment_verdict verdict = decision.run();
+    if (team.rank() == 0) {
+        call.verdicts[part.segment] = verdict;
+    }
+    const segment_blocks blocks = decision.blocks();
+    std::int32_t place = 0;
+    if (part.stretch.ctas > 1) {
+        team.sync(); // others may still look at this thread block's sums
+        team.alone();
+        held_blocks<Team> held;
+        tally mine;
+        mine.rows = kept_rows_before(team, blocks, held, verdict, part.stretch.own);
+        place = static_cast<std::int32_t>(team.combine(mine, false).rows);
+        team.together();
+    }
+    write_places(team, blocks.count, part.stretch.own, part.end, place, part.places,
+                 [&](std::int32_t block) { return place_of(part.segment, blocks, verdict, block); });
     return team;
 }
 
 /// Decides a segment.
 template <class Rule, class Team>
-[[nodiscard]] __device__ UNIPREFILL_HIDDEN segment_verdict decide(const selector_call<Rule>& call,
-                                                                  std::int32_t segment, Team& team) {
+__device__ UNIPREFILL_HIDDEN void decide(const selector_call<Rule>& call, const segment_part& part,
+                                         Team& team) {
     if constexpr (std::is_same_v<Rule, selection_rule>) {
-        quick_decision<Team, false> decision(team, call.step, call.rules, segment);
-        if (UNIPREFILL_LIKELY(decision.run({}))) {
-            return decision.verdict();
+        quick_decision<Team, false> decision(team, call.step, call.rules, part.segment);
+        if (UNIPREFILL_LIKELY(decision.run(part.stretch))) {
+            if (team.rank() == 0) {
+                call.verdicts[part.segment] = decision.verdict();
+            }
+            const segment_blocks& blocks = decision.blocks();
+            write_places(team, blocks.count, part.stretch.own, part.end, decision.place(), part.places,
+                         [&](std::int32_t block) {
+                             const row_range rows = blocks.rows_of(block);
+                             const std::int32_t kept = rows.size() - decision.rows_that_go(block);
+                             return block_place{rows.begin, 0, part.segment,
+                                                static_cast<std::uint16_t>(rows.size()),
+                                                static_cast<std::uint16_t>(kept)};
+                         });
+            return;
         }
     }
-    segment_verdict other;
-    team = decide_otherwise(call, segment, team, &other);
-    return other;
+    team = decide_otherwise(call, part, team);
 }
 
 /// Decides all segments, each once: large ones by clusters where there are any.
@@ -136,16 +183,30 @@ __global__ UNIPREFILL_HIDDEN void __launch_bounds__(Threads)
 #pragma unroll 1
     for (std::int32_t together = Clustered ? 1 : 0; together >= 0; --together) {
         const auto stride = static_cast<std::int32_t>(gridDim.x) / (together != 0 ? ctas : 1);
-        auto s = static_cast<std::int32_t>(blockIdx.x) / (together != 0 ? ctas : 1);
+        segment_part part;
+        part.segment = static_cast<std::int32_t>(blockIdx.x) / (together != 0 ? ctas : 1);
 #pragma unroll 1
-        for (; s < call.step.batch.num_segments; s += stride) {
-            const std::int32_t blocks = call.step.block.blocks(rows_of_segment(call.step.batch, s).size());
-            if (!Clustered || (blocks > lone_blocks) == (together != 0)) {
-                const segment_verdict verdict = decide(call, s, team);
-                if (team.rank() == 0) {
-                    call.verdicts[s] = verdict;
-                }
+        for (; part.segment < call.step.batch.num_segments; part.segment += stride) {
+            const row_range rows = rows_of_segment(call.step.batch, part.segment);
+            const std::int64_t offset = call.step.block.offset(part.segment, rows.begin);
+            const auto entries =
+                static_cast<std::int32_t>(call.step.block.offset(part.segment + 1, rows.end) - offset);
+            if (Clustered && (entries - 1 > lone_blocks) != (together != 0)) {
+                continue;
             }
+            part.places = call.places + offset;
+            part.end = entries;
+            part.stretch = {};
+            if (Clustered && together != 0) { // a power of two of blocks for each
+                const std::int32_t bits = bit_length(static_cast<std::uint32_t>((entries - 1) / ctas));
+                part.stretch.ctas = ctas;
+                part.stretch.size = {1 << bits, 31 + bits, 1u << 31};
+                const std::int64_t own = std::int64_t{rank_in_cluster()} << bits;
+                part.stretch.own = static_cast<std::int32_t>(own < entries ? own : entries);
+                part.end =
+                    static_cast<std::int32_t>(own + (1 << bits) < entries ? own + (1 << bits) : entries);
+            }
+            decide(call, part, team);
         }
         team.sync_cluster(); // nobody leaves, or goes on alone, while others look at its shared memory
         team.alone();
@@ -153,23 +214,16 @@ __global__ UNIPREFILL_HIDDEN void __launch_bounds__(Threads)
 }
 
 /// Writes the rows that verdicts keep.
-template <bool Clustered>
+template <class = void>
 __global__ UNIPREFILL_HIDDEN void __launch_bounds__(select_threads)
     write_selection(const __grid_constant__ step_view step, const __grid_constant__ selection_arrays out,
-                    const segment_verdict* verdicts) {
-    using team_type = block_team<select_threads, Clustered>;
+                    const segment_verdict* verdicts, const block_place* places) {
+    using team_type = block_team<select_threads, false>;
     alignas(16) __shared__ unsigned char storage[sizeof(writer_memory<team_type>)];
     auto& memory = *reinterpret_cast<writer_memory<team_type>*>(storage);
-    team_type::clear(memory.team);
-    row_writer<team_type>::clear(memory);
-    __syncthreads();
     let_next_kernel_start();
     wait_for_previous_kernel();
-    team_type team(memory.team);
-    row_writer<team_type> writer(step, out, verdicts, memory);
-    std::int32_t segment = 0;
-    const tally mine = writer.count_kept(team, segment);
-    writer.run(team, mine, segment);
+    row_writer<team_type>(step, out, memory).run(verdicts, places);
 }
 
 } // namespace detail

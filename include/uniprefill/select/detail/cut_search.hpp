@@ -115,9 +115,6 @@ struct cut_result {
     block_rank at{};               ///< the block at the cut, of order -1: the cut lies between blocks
     std::int32_t rows_before = 0;  ///< rows that count of the blocks before it
     std::uint64_t mass_before = 0; ///< free mass of the blocks before it, and its own
-    // Told by a quick search only.
-    std::int32_t rows_at = 0;      ///< free rows of the block at the cut
-    std::uint32_t near_before = 0; ///< rows of blocks before it, as far as they lie before a stretch
 };
 
 /// What a quick search collects.
@@ -129,11 +126,23 @@ struct alignas(16) quick_block {
     [[nodiscard]] UNIPREFILL_API constexpr block_rank rank() const noexcept { return {mass, order}; }
 };
 
-/// What ranks before such a block.
-struct quick_sides {
+/// Sums over the blocks of a team, or over those that rank before one.
+struct quick_sums {
     std::uint64_t mass = 0;
     std::uint32_t rows = 0;
-    std::uint32_t near = 0; ///< rows that lie before a stretch
+    std::uint32_t near = 0;      ///< rows that lie before a stretch
+    std::uint32_t collected = 0; ///< collected blocks, told by team::sum()
+};
+
+/// What a quick search finds.
+struct quick_cut {
+    block_rank at{};               ///< the block at the cut, of order -1: none was found
+    std::uint64_t mass_before = 0; ///< of blocks before it, and its own
+    std::int32_t block = -1;       ///< its number
+    std::int32_t rows = 0;         ///< its free rows
+    std::int32_t rows_gone = 0;    ///< those that go
+    std::int32_t kept = 0;         ///< free rows of the segment that stay
+    std::int32_t place = 0;        ///< rows that stay of those before a stretch
 };
 
 /// ceil(share * whole), or the least integer above share * whole.
@@ -256,9 +265,8 @@ template <class Team>
                                 }
                             });
             const std::uint64_t need = (goal.target - above + half) >> shift;
-            std::uint64_t none = 0;
-            const found_bin found = team.find(
-                0, none, [=](std::uint64_t) { return need > 0 ? static_cast<std::uint32_t>(need) : 1; });
+            const found_bin found =
+                team.find(0, [=](found_bin&) { return need > 0 ? static_cast<std::uint32_t>(need) : 1; });
             std::int32_t bits = 0;
             bin.low += digits.first_key(found.digit, bits);
             const std::uint64_t width = std::uint64_t{1} << bits;

@@ -124,25 +124,22 @@ class quick_decision {
     /// @return whether the segment is decided
     UNIPREFILL_ANY_TEAM
     [[nodiscard]] UNIPREFILL_API bool run(const block_stretch& stretch) noexcept {
+        if (team_.group_rank() == 0) { // one warp looks for all
+            team_.note(is_common());
+        }
         const row_range rows = blocks_.rows;
         row_range& free = blocks_.forced.free;
         free.begin = rows.begin + team_.count(team_.near_rank() < rows.size() && position_ < options_.sink);
         free.end = options_.tail < rows.end - free.begin ? rows.end - options_.tail : free.begin;
         forced_ = rows.size() - free.size();
         by_rows_ = rule_.kind == rule_kind::fixed_budget;
-        target_ = static_cast<std::uint64_t>(rule_.budget_rows - forced_);
-        if (!is_common()) {
+        const bool within = !by_rows_ | ((rule_.budget_rows > forced_) & (rule_.budget_rows < rows.size()));
+        if (!(team_.noted() & within & (free.size() > 0))) {
             return false;
         }
         blocks_.ties = rule_.ties;
         make(0);
-        if (!find_cut(stretch)) {
-            return false;
-        }
-        kept_ = by_rows_ ? static_cast<std::int32_t>(target_) : cut_.rows_before + cut_.rows_at;
-        cut_block_ = blocks_.order(cut_.at.order);
-        return by_rows_ || ((kept_ != free.size()) & (kept_ + forced_ >= rule_.min_kept_rows) &
-                            (kept_ + forced_ <= rule_.max_kept_rows));
+        return find_cut(stretch);
     }
 
     /// After run(), if that decided.
@@ -151,47 +148,41 @@ class quick_decision {
         made.total_mass = static_cast<std::int64_t>(total_);
         made.dropped_mass = static_cast<std::int64_t>(total_ - cut_.mass_before);
         made.cut_mass = static_cast<std::int64_t>(cut_.at.mass);
-        made.cut_order = cut_.at.order + (rows_cut() == 0 ? 1 : 0);
-        if (rows_cut() != 0) {
-            made.cut_block = cut_block_;
-            made.cut_rows = cut_.rows_at - rows_cut();
-            made.dropped_mass += share_rounded_up(made.cut_mass, rows_cut(), cut_.rows_at);
+        made.cut_order = cut_.at.order + (cut_.rows_gone == 0 ? 1 : 0);
+        if (cut_.rows_gone != 0) {
+            made.cut_block = cut_.block;
+            made.cut_rows = cut_.rows - cut_.rows_gone;
+            made.dropped_mass += share_rounded_up(made.cut_mass, cut_.rows_gone, cut_.rows);
         }
-        made.kept = forced_ + kept_;
+        made.kept = kept();
         made.free = blocks_.forced.free;
         made.form = keep_form::ranked;
         made.higher_first = rule_.ties == tie_order::higher_block_first;
         return made;
     }
-    [[nodiscard]] UNIPREFILL_API std::int32_t kept() const noexcept { return forced_ + kept_; }
-    /// Rows of the stretch @p own begins that stay of those before it.
-    [[nodiscard]] UNIPREFILL_API std::int32_t place(std::int32_t own) const noexcept {
-        // All but the free ones that go.
-        const row_range& free = blocks_.forced.free;
-        const std::int32_t near = own < blocks_.count ? own * blocks_.block_rows : blocks_.rows.size();
-        const std::int32_t free_near = clamped(blocks_.rows.begin + near, free.begin, free.end) - free.begin;
-        return near - free_near + static_cast<std::int32_t>(cut_.near_before) +
-               (cut_block_ < own ? cut_.rows_at - rows_cut() : 0);
-    }
+    [[nodiscard]] UNIPREFILL_API std::int32_t kept() const noexcept { return forced_ + cut_.kept; }
+    /// Rows that stay of those before the stretch.
+    [[nodiscard]] UNIPREFILL_API std::int32_t place() const noexcept { return cut_.place; }
     [[nodiscard]] UNIPREFILL_API const segment_blocks& blocks() const noexcept { return blocks_; }
-    /// Rows of a block that go.
+    /// Rows of a block that go; of a team that is alone.
+    [[nodiscard]] UNIPREFILL_API std::int32_t rows_that_go(std::int32_t block) const noexcept {
+        // Without bins every thread holds its block.
+        return rows_that_go(block, counts || held > 1 ? static_cast<std::uint64_t>(blocks_.free_mass[block])
+                                                      : mass_[0]);
+    }
+    /// The same with the block's mass.
     [[nodiscard]] UNIPREFILL_API std::int32_t rows_that_go(std::int32_t block,
                                                            std::uint64_t mass) const noexcept {
         const std::int32_t free_rows = blocks_.free_rows_outside_spans(block);
         const bool stays = block_rank{mass, blocks_.order(block)}.before(cut_.at);
-        return stays ? 0 : block == cut_block_ ? rows_cut() : free_rows;
+        return stays ? 0 : block == cut_.block ? cut_.rows_gone : free_rows;
     }
 
   private:
-    /// Of the block at the cut.
-    [[nodiscard]] UNIPREFILL_API std::int32_t rows_cut() const noexcept {
-        return cut_.rows_before + cut_.rows_at - kept_;
-    }
     /// Nothing is wrong, and nothing out of the ordinary. One comparison after the other, no branches.
     [[nodiscard]] UNIPREFILL_API bool is_common() const noexcept {
-        const std::int32_t rows = blocks_.rows.size();
         const bool by_mass = (rule_.kind == rule_kind::top_p) & (rule_.p.value - 1 < unit_fraction::one - 1);
-        const bool by_rows = by_rows_ & (rule_.budget_rows > forced_) & (rule_.budget_rows < rows) &
+        const bool by_rows = (rule_.kind == rule_kind::fixed_budget) &
                              (rule_.budget_rows >= rule_.min_kept_rows) &
                              (rule_.budget_rows <= rule_.max_kept_rows);
         const bool rule = (by_mass | by_rows) & (rule_.scope == mass_scope::free) &
@@ -203,8 +194,8 @@ class quick_decision {
                              ((options_.sink | options_.tail | options_.min_length) >= 0) &
                              (options_.sink <= team_.near_size()) & (options_.sink <= sink_rows_counted) &
                              (first_span_ >= 0) & (first_span_ == end_span_);
-        return ordered_ & rule & request & (fault_ == 0) & (blocks_.forced.free.size() > 0) &
-               (rows >= options_.min_length) & (counts || blocks_.count <= Team::capacity);
+        return ordered_ & rule & request & (fault_ == 0) & (blocks_.rows.size() >= options_.min_length) &
+               (counts || blocks_.count <= Team::capacity);
     }
 
     UNIPREFILL_API void load(std::int32_t chunk, std::int32_t count) noexcept {
@@ -219,11 +210,23 @@ class quick_decision {
         for (std::int32_t k = 0; k < held; ++k) {
             rows_[k] = blocks_.free_rows_outside_spans(chunk + team_.rank() + k * team_.size());
             mass_[k] = rows_[k] > 0 ? mass_[k] : 0;
+            if constexpr (counts) {
+                digit_[k] =
+                    rows_[k] > 0 ? static_cast<std::int32_t>(digits::digit(digits::scaled(mass_[k]))) : -1;
+            }
+        }
+        if (counts && shift_ >= 0) { // linear ones of a narrow range
+            UNIPREFILL_UNROLL
+            for (std::int32_t k = 0; k < held; ++k) {
+                digit_[k] = rows_[k] <= 0 || mass_[k] < low_ ? -1
+                            : mass_[k] >= end_               ? INT32_MAX
+                                               : static_cast<std::int32_t>((mass_[k] - low_) >> shift_);
+            }
         }
         chunk_ = chunk;
     }
-    /// Calls @p visit(mass, rows, block) for each of this thread's blocks and some beyond the last; blocks
-    /// without free rows have no mass and 0 rows.
+    /// Calls @p visit(k, block) for each of this thread's blocks and some beyond the last; blocks without
+    /// free rows have no mass, 0 rows and the digit -1.
     UNIPREFILL_ANY_TEAM
     template <class Visit>
     UNIPREFILL_API void each(Visit visit) noexcept {
@@ -236,129 +239,115 @@ class quick_decision {
             }
             UNIPREFILL_UNROLL
             for (std::int32_t k = 0; k < held; ++k) {
-                visit(mass_[k], static_cast<std::uint32_t>(rows_[k]),
-                      chunk + team_.rank() + k * team_.size());
+                visit(k, chunk + team_.rank() + k * team_.size());
             }
             chunk += held * team_.size();
         } while (chunk < blocks_.count);
     }
-    [[nodiscard]] UNIPREFILL_API std::uint32_t weight_of(std::uint64_t mass,
-                                                         std::uint32_t rows) const noexcept {
-        return by_rows_ ? rows : digits::scaled(mass);
-    }
-    UNIPREFILL_API void collect(std::uint64_t mass, std::uint32_t rows, std::int32_t block) noexcept {
-        team_.quick_collect({mass, blocks_.order(block), static_cast<std::int32_t>(rows)});
+    UNIPREFILL_API void collect(std::int32_t k, std::int32_t block) noexcept {
+        team_.quick_collect({mass_[k], blocks_.order(block), rows_[k]});
     }
 
-    /// Fills cut_, total_ and target_. @return whether the cut was found
+    /// Fills cut_ and total_. @return whether the cut was found
     UNIPREFILL_ANY_TEAM
     [[nodiscard]] UNIPREFILL_API bool find_cut(const block_stretch& stretch) noexcept {
         team_.start_search(counts);
-        std::uint64_t mass = 0;
-        std::uint64_t top = 0;             // its highest bit: a mass that is none, or too many of them
-        std::uint32_t sums[3] = {0, 0, 0}; // rows, those before the stretch, collected blocks
-        each([&](std::uint64_t of_block, std::uint32_t rows, std::int32_t block) {
-            mass += of_block;
-            top |= mass | of_block;
-            if (!counts && rows > 0) {
-                collect(of_block, rows, block);
-                sums[2] += 1;
-            } else if (rows > 0) {
-                team_.add(digits::digit(digits::scaled(of_block)), weight_of(of_block, rows));
-            }
-        });
-        mass = top >> 63 != 0 ? tally::full : mass;
+        quick_sums before; // what ranks before the collected blocks
+        std::uint64_t target = static_cast<std::uint64_t>(rule_.budget_rows - forced_);
+        const auto target_of = [this, target](std::uint64_t total) {
+            return by_rows_ ? target : mass_target(total, rule_.p, rule_.crossing == crossing::published);
+        };
         if constexpr (!counts) {
-            total_ = team_.sum(mass, sums);
-            aim();
-            sums[0] = 0;
-            mass = 0;
+            std::uint64_t top = 0; // its highest bit: a mass that is none, or too many of them
+            each([&](std::int32_t k, std::int32_t block) {
+                before.mass += mass_[k];
+                top |= before.mass | mass_[k];
+                if (rows_[k] > 0) {
+                    collect(k, block);
+                }
+            });
+            before.mass = top >> 63 != 0 ? tally::full : before.mass;
+            team_.sum(before);
+            total_ = before.mass;
+            target = target_of(total_);
+            before.mass = 0;
             if (total_ - 1 >= tally::full - 1) {
                 return false;
             }
         } else {
-            const found_bin found = team_.find(mass, total_, [this](std::uint64_t total) {
-                total_ = total;
-                aim();
-                return by_rows_ ? static_cast<std::uint32_t>(target_) : digits::scaled(target_);
-            });
-            if (!team_.is_alone()) { // not every thread was asked what is needed
-                aim();
-            }
-            if (total_ - 1 >= digits::end - 1) {
-                return false;
-            }
-            std::uint64_t low = digits::first_mass(found.digit);
-            std::uint64_t end = digits::first_mass(found.digit + 1);
             UNIPREFILL_ONE_COPY
             for (std::int32_t round = 0;; ++round) {
-                mass = 0;
-                sums[0] = sums[1] = sums[2] = 0;
-                each([&](std::uint64_t of_block, std::uint32_t rows, std::int32_t block) {
-                    if (of_block >= low && rows > 0) {
-                        if (of_block >= end) {
-                            mass += of_block;
-                            sums[0] += rows;
-                            sums[1] += stretch.rows_before(team_, block, rows);
-                        } else {
-                            sums[2] += 1;
-                            collect(of_block, rows, block);
-                        }
+                std::uint64_t mass = 0;
+                std::uint64_t top = 0;
+                each([&](std::int32_t k, std::int32_t) {
+                    mass += mass_[k];
+                    top |= mass | mass_[k];
+                    if (static_cast<std::uint32_t>(digit_[k]) < 1u << digits::bits) {
+                        team_.add(static_cast<std::uint32_t>(digit_[k]),
+                                  by_rows_ ? static_cast<std::uint32_t>(rows_[k]) : digits::scaled(mass_[k]));
                     }
                 });
-                mass = team_.sum(mass, sums);
-                const std::uint64_t before = by_rows_ ? sums[0] : mass;
-                if (before >= target_ || sums[2] == 0) {
+                const found_bin found = team_.find(top >> 63 != 0 ? tally::full : mass, [&](found_bin& told) {
+                    told.target = target_of(told.total);
+                    // Round 0 knows of nothing before: that is 0.
+                    const std::uint64_t left = told.target - (by_rows_ ? before.rows : before.mass);
+                    return by_rows_ ? static_cast<std::uint32_t>(left) : digits::scaled(left);
+                });
+                total_ = found.total;
+                target = found.target;
+                if (total_ - 1 >= digits::end - 1) {
                     return false;
                 }
-                if (UNIPREFILL_LIKELY(sums[2] <= static_cast<std::uint32_t>(Team::capacity))) {
+                const auto digit = static_cast<std::int32_t>(found.digit);
+                before = {};
+                each([&](std::int32_t k, std::int32_t block) {
+                    if (digit_[k] > digit) {
+                        before.mass += mass_[k];
+                        before.rows += static_cast<std::uint32_t>(rows_[k]);
+                        before.near +=
+                            stretch.rows_before(team_, block, static_cast<std::uint32_t>(rows_[k]));
+                    }
+                    if (digit_[k] == digit) {
+                        collect(k, block);
+                    }
+                });
+                team_.sum(before);
+                if ((by_rows_ ? before.rows : before.mass) >= target) {
+                    return false;
+                }
+                if (UNIPREFILL_LIKELY(before.collected <= static_cast<std::uint32_t>(Team::capacity))) {
                     break;
                 }
-                if (round == 2 || end - low == 1) {
+                // The same again among the blocks of this bin.
+                const std::uint64_t first = shift_ < 0 ? digits::first_mass(found.digit)
+                                                       : low_ + (std::uint64_t{found.digit} << shift_);
+                const std::uint64_t next =
+                    shift_ < 0 ? digits::first_mass(found.digit + 1) : first + (std::uint64_t{1} << shift_);
+                end_ = shift_ < 0 || next < end_ ? next : end_;
+                low_ = first;
+                if (round == 2 || end_ - low_ == 1) {
                     return false;
                 }
-                narrow(low, end, target_ - before);
+                const std::int32_t length = bit_length(end_ - low_ - 1);
+                shift_ = length > digits::bits ? length - digits::bits : 0;
+                team_.start_search(true);
+                make(chunk_);
             }
         }
-        const auto collected = static_cast<std::int32_t>(sums[2]);
-        team_.gather(collected);
-        cut_ = cut_among(collected, target_ - (by_rows_ ? sums[0] : mass), stretch.own);
-        cut_.rows_before += static_cast<std::int32_t>(sums[0]);
-        cut_.mass_before += mass;
-        cut_.near_before += sums[1];
+        if (before.collected == 0) {
+            return false;
+        }
+        team_.gather(static_cast<std::int32_t>(before.collected));
+        cut_ = cut_among(before, target, stretch.own);
         return cut_.at.order >= 0;
     }
-    UNIPREFILL_API void aim() noexcept {
-        if (!by_rows_) {
-            target_ = mass_target(total_, rule_.p, rule_.crossing == crossing::published);
-        }
-    }
 
-    /// Parts the masses from @p low to @p end - 1 anew, and leaves those among which the running sum reaches
-    /// @p left.
+    /// The block at which the running sum of weights reaches @p target, among the collected ones: each is
+    /// compared with each.
     UNIPREFILL_ANY_TEAM
-    UNIPREFILL_API void narrow(std::uint64_t& low, std::uint64_t& end, std::uint64_t left) noexcept {
-        const std::int32_t length = bit_length(end - low - 1);
-        const std::int32_t shift = length > digits::bits ? length - digits::bits : 0;
-        team_.start_search(true);
-        each([&](std::uint64_t of_block, std::uint32_t rows, std::int32_t) {
-            if (of_block >= low && of_block < end && rows > 0) {
-                team_.add(static_cast<std::uint32_t>((of_block - low) >> shift), weight_of(of_block, rows));
-            }
-        });
-        const std::uint32_t need = by_rows_ ? static_cast<std::uint32_t>(left) : digits::scaled(left);
-        std::uint64_t none = 0;
-        const found_bin found = team_.find(0, none, [=](std::uint64_t) { return need; });
-        low += std::uint64_t{found.digit} << shift;
-        const std::uint64_t width = std::uint64_t{1} << shift;
-        end = end - low < width ? end : low + width;
-    }
-
-    /// The block at which the running sum of weights reaches @p need, among the first @p count collected
-    /// ones: each is compared with each.
-    UNIPREFILL_ANY_TEAM
-    [[nodiscard]] UNIPREFILL_API cut_result cut_among(std::int32_t count, std::uint64_t need,
-                                                      std::int32_t stretch) noexcept {
+    [[nodiscard]] UNIPREFILL_API quick_cut cut_among(const quick_sums& sums, std::uint64_t target,
+                                                     std::int32_t stretch) noexcept {
+        const auto count = static_cast<std::int32_t>(sums.collected);
         const std::int32_t bits = team_.quick_share_bits(count);
         const std::int32_t share = team_.near_rank() & ((1 << bits) - 1);
         UNIPREFILL_ONE_COPY
@@ -366,25 +355,55 @@ class quick_decision {
              base += team_.near_size() >> bits) {
             const std::int32_t mine = base + (team_.near_rank() >> bits);
             const quick_block block = team_.quick_collected(mine < count ? mine : 0);
-            quick_sides sides;
+            quick_sums before;
             UNIPREFILL_ONE_COPY
-            for (std::int32_t i = share; i < count; i += 1 << bits) {
-                const quick_block other = team_.quick_collected(i);
-                const bool before = other.rank().before(block.rank());
-                const std::uint32_t rows = before ? static_cast<std::uint32_t>(other.rows) : 0;
-                sides.mass += before ? other.mass : 0;
-                sides.rows += rows;
-                sides.near += blocks_.order(other.order) < stretch ? rows : 0;
+            for (std::int32_t from = share; from < count; from += Team::quick_copies << bits) {
+                UNIPREFILL_UNROLL
+                for (std::int32_t copy = 0; copy < Team::quick_copies; ++copy) {
+                    const std::int32_t i = from + (copy << bits);
+                    const quick_block other = i < count ? team_.quick_collected(i) : quick_block{};
+                    const bool is_before = other.rank().before(block.rank());
+                    const std::uint32_t rows = is_before ? static_cast<std::uint32_t>(other.rows) : 0;
+                    before.mass += is_before ? other.mass : 0;
+                    before.rows += rows;
+                    before.near += blocks_.order(other.order) < stretch ? rows : 0;
+                }
             }
-            team_.sum_quick_sides(sides, bits);
-            const std::uint64_t before = by_rows_ ? sides.rows : sides.mass;
+            team_.sum_shares(before, bits);
+            before.mass += sums.mass;
+            before.rows += sums.rows;
+            const std::uint64_t reached = by_rows_ ? before.rows : before.mass;
             const std::uint64_t weight = by_rows_ ? static_cast<std::uint64_t>(block.rows) : block.mass;
-            if (mine < count && share == 0 && before < need && before + weight >= need) {
-                team_.tell(cut_result{block.rank(), static_cast<std::int32_t>(sides.rows),
-                                      sides.mass + block.mass, block.rows, sides.near});
+            if (mine < count && share == 0 && reached < target && reached + weight >= target) {
+                before.near += sums.near;
+                tell(block, before, target, stretch);
             }
         }
-        return team_.told();
+        return team_.quick_told();
+    }
+    /// @p block is the one at the cut.
+    UNIPREFILL_API void tell(const quick_block& block, const quick_sums& before, std::uint64_t target,
+                             std::int32_t stretch) noexcept {
+        quick_cut cut;
+        cut.at = block.rank();
+        cut.block = blocks_.order(block.order);
+        cut.rows = block.rows;
+        cut.kept = by_rows_ ? static_cast<std::int32_t>(target)
+                            : static_cast<std::int32_t>(before.rows) + block.rows;
+        cut.rows_gone = static_cast<std::int32_t>(before.rows) + block.rows - cut.kept;
+        cut.mass_before = before.mass + block.mass;
+        // Of the rows before the stretch, all but the free ones that go.
+        const row_range& free = blocks_.forced.free;
+        const std::int32_t near =
+            stretch < blocks_.count ? stretch * blocks_.block_rows : blocks_.rows.size();
+        const std::int32_t free_near = clamped(blocks_.rows.begin + near, free.begin, free.end) - free.begin;
+        cut.place = near - free_near + static_cast<std::int32_t>(before.near) +
+                    (cut.block < stretch ? block.rows - cut.rows_gone : 0);
+        const bool within = (cut.kept != free.size()) & (cut.kept + forced_ >= rule_.min_kept_rows) &
+                            (cut.kept + forced_ <= rule_.max_kept_rows);
+        if (by_rows_ || within) {
+            team_.quick_tell(cut);
+        }
     }
 
     Team& team_;
@@ -401,13 +420,14 @@ class quick_decision {
     std::uint64_t mass_[held];
     std::int32_t rows_[held];
     std::int32_t chunk_ = -1; ///< first block of the team that is held
-    bool by_rows_ = false;    ///< rows are what is summed up, else masses
-    std::uint64_t target_ = 0;
-    std::uint64_t total_ = 0;
+    std::int32_t digit_[held];
+    std::int32_t shift_ = -1; ///< of linear digits, of masses from low_ to end_ - 1
+    std::uint64_t low_ = 0;
+    std::uint64_t end_ = 0;
+    bool by_rows_ = false; ///< rows are what is summed up, else masses
     std::int32_t forced_ = 0;
-    cut_result cut_{};
-    std::int32_t cut_block_ = -1;
-    std::int32_t kept_ = 0; ///< free rows
+    std::uint64_t total_ = 0;
+    quick_cut cut_{};
 };
 
 } // namespace detail

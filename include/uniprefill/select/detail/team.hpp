@@ -12,7 +12,7 @@
 /// * `held_blocks`: how many of its blocks a thread keeps in registers
 /// * `combine(tally, with_free)`: the tallies of all threads together, for each of them; `free` only if asked
 ///   for
-/// * `sum(mass, counts)`: a mass and some numbers of all threads together, for each of them
+/// * `note(yes)` by those whose group_rank() is 0, then after a count() `noted()` by all near threads
 /// * `count(mine)`: how many threads near this one say yes, for which `near_rank()` and `near_size()` count.
 ///   `is_alone()`: whether all threads are near
 /// * `sync()`: waits for the others, whose writes to global memory can be seen then
@@ -21,10 +21,10 @@
 /// * `start_search(counts)`: empties the collection, and all bins if it @p counts
 /// * `digit_bits`, `add(digit, weight)`: puts a weight into a bin, 0 <= digit < 2^digit_bits. All weights
 ///   together stay below 2^32.
-/// * `find(mass, total, need_of)`: sums up masses too, tells the total, and from the highest bin down finds
-/// the
-///   bin in which the running sum of weights reaches need_of(total), for each thread; bin 0 where the weights
-///   don't reach. Where the team is alone, every thread calls need_of() once.
+/// * `find(mass, need_of)`: sums up masses too, and from the highest bin down finds the bin in which the
+/// running
+///   sum of weights reaches need_of(found), for each thread; bin 0 where the weights don't reach. `need_of`
+///   is asked by a few threads, knows the total, and may tell all a target.
 /// * `collect(candidate)`, `capacity`: hands a block to everyone. Only the first `capacity` are kept.
 /// * `gather(count)`: after a combine(), makes collected blocks readable as `collected(i)`, i < count
 /// * `share_bits(count)`: 2^bits neighbouring threads look at one of @p count collected blocks together;
@@ -32,11 +32,13 @@
 ///   `group_rank()`: the lowest near_rank() of those threads that have to do this in step
 /// * `tell(result)` by at most one thread near this one, then `told()` by all: what was told since the last
 ///   start_search(), a result of order -1 if nothing was
-/// * `quick_collect()`, `quick_collected()`, `sum_quick_sides()`: as without "quick", of what a quick search
-///   needs
+/// * `quick_collect()`, `quick_collected()`, `quick_share_bits()`, `sum_shares()`, `quick_tell()`,
+/// `quick_told()`:
+///   as without "quick", of what a quick search needs; `quick_copies`: how many comparisons begin at once
+/// * `sum(sums)`: the sums of all threads together, for each of them, and how many blocks are collected
 /// * `add_near(cta, rows)`: where a cluster shares a stretch of rows, counts rows in that of one thread
 /// block;
-///   sum() adds those of thread blocks before this thread's to counts[1]
+///   sum() adds those of thread blocks before this thread's to its `near`
 #pragma once
 
 #include <uniprefill/core/config.hpp>
@@ -64,6 +66,8 @@ struct tally {
 /// What team::find() found.
 struct found_bin {
     std::uint32_t digit = 0;
+    std::uint64_t total = 0;  ///< of the masses
+    std::uint64_t target = 0; ///< as it was told
 };
 
 /// Binary digits of a number.

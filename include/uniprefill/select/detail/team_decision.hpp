@@ -93,6 +93,8 @@ class team_decision {
     UNIPREFILL_ANY_TEAM
     [[nodiscard]] UNIPREFILL_API segment_verdict run() noexcept {
         verdict_.kept = rows_.size();
+        blocks_ =
+            step_.blocks_of(segment_, rows_, forced_rows{}, mass_scope::free, tie_order::lower_block_first);
         const auto tag = static_cast<std::int32_t>(step_.batch.tags[request_]);
         const bool known = tag >= 0 && tag <= static_cast<std::int32_t>(request_tag::verify);
         if (!known || !step_.batch.is_prefill(request_) || options_.enabled == 0) {
@@ -113,13 +115,9 @@ class team_decision {
     /// fewer than none or more than all.
     UNIPREFILL_ANY_TEAM
     [[nodiscard]] UNIPREFILL_API std::uint32_t kept_before(std::int64_t blocks) noexcept {
-        if (verdict_.form == keep_form::all) { // nothing was made of the blocks
-            blocks_.rows = rows_;
-            blocks_.block_rows = step_.block.rows;
-            blocks_.count = step_.block.blocks(rows_.size());
-        }
         return kept_rows_before(team_, blocks_, held_, verdict_, blocks);
     }
+    [[nodiscard]] UNIPREFILL_API const segment_blocks& blocks() const noexcept { return blocks_; }
 
   private:
     [[nodiscard]] UNIPREFILL_API bool lacks_sense(const request_options& options) const noexcept {
