@@ -30,8 +30,8 @@ class serial_team {
     std::int32_t near_size() const { return 1; }
     void sync() const {}
     std::int32_t count(bool mine) const { return mine ? 1 : 0; }
-    void note(bool yes) { noted_ = yes; }
-    bool noted() const { return noted_; }
+    detail::quick_note& note() { return note_; }
+    const detail::quick_note& noted() const { return note_; }
     void sum(detail::quick_sums& sums) const {
         sums.collected = static_cast<std::uint32_t>(quick_collected_.size());
     }
@@ -65,6 +65,7 @@ class serial_team {
         return found;
     }
     void collect(const detail::collected_block& block) { collected_.push_back(block); }
+    void quick_gather(std::int32_t count) const { gather(count); }
     void gather(std::int32_t count) const {
         if (static_cast<std::size_t>(count) != collected_.size() + quick_collected_.size()) {
             throw std::logic_error("not as many blocks as were counted");
@@ -109,7 +110,7 @@ class serial_team {
     std::vector<detail::quick_block> quick_collected_;
     detail::cut_result told_{};
     detail::quick_cut quick_told_{};
-    bool noted_ = false;
+    detail::quick_note note_{};
     bool is_told_ = false;
 };
 

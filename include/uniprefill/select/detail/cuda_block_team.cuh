@@ -26,19 +26,23 @@ struct block_team_memory {
 
     uint4 counts[bins / 4]; ///< weights by bins
     // From here on in use while rows are written too.
-    collected_block collected[capacity];
-    collected_block gathered[capacity]; ///< of the whole cluster
-    std::uint64_t totals[words];        ///< of the whole cluster
+    collected_block collected[2 * capacity]; ///< its own, then those of the whole cluster
+    std::uint64_t totals[words];             ///< of the whole cluster
     std::uint64_t of_block[2];
     std::uint32_t sums[3][words];
     std::uint32_t of_warps[32];
-    alignas(8) std::uint32_t of_groups[groups];
     std::uint32_t near[8]; ///< kept rows by thread blocks of the cluster in whose stretch they lie
     std::uint32_t num_collected;
-    bool noted[2]; ///< in turn: others may still read the last one
+    quick_note notes[2]; ///< in turn: others may still read the last one
     found_bin found;
     cut_result told;
     quick_cut quick_told;
+    // What thread blocks of a cluster send each other.
+    mailbox boxes[4];
+    std::uint64_t groups_of[8][groups / 2]; ///< sums of groups of bins, by twos
+    std::uint64_t bins_of[8][groups / 2];   ///< of one group, by twos
+    std::uint32_t limbs_of[8][4];
+    std::uint32_t sums_of[8][16];
 };
 
 /// A thread block of @p Threads threads; if @p Clustered, all thread blocks of a cluster when they wish.
@@ -58,8 +62,9 @@ class block_team {
 
     /// One for a kernel, after clear(): it remembers which shared memory comes next.
     __device__ UNIPREFILL_HIDDEN explicit block_team(memory& shared)
-        : shared_(&shared)
-        , rank_(near_rank()) {}
+        : shared_(shared) {
+        state_.rank = near_rank();
+    }
 
     /// Empties everything. Other threads may use it after the next __syncthreads().
     __device__ UNIPREFILL_HIDDEN static void clear(memory& shared) {
@@ -75,23 +80,41 @@ class block_team {
             shared.num_collected = 0;
             shared.told.at.order = -1;
             shared.quick_told.at.order = -1;
+            if constexpr (Clustered) {
+                for (mailbox& box : shared.boxes) {
+                    make_mailbox(&box);
+                }
+            }
         }
     }
 
+    /// What it remembers, for another object to go on with.
+    struct memento {
+        std::int32_t ctas = 1;
+        std::int32_t rank = 0;
+        std::int32_t turn = 0;
+        std::int32_t note_turn = 0;
+        std::uint32_t box_turns = 0; ///< by bits
+        bool searched = false;
+        bool counted = false;
+    };
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN memento remembered() const { return state_; }
+    __device__ UNIPREFILL_HIDDEN void go_on(const memento& state) { state_ = state; }
+
     /// From here on the team is this thread block alone.
     __device__ UNIPREFILL_HIDDEN void alone() {
-        ctas_ = 1;
-        rank_ = near_rank();
+        state_.ctas = 1;
+        state_.rank = near_rank();
     }
     /// From here on the team is the whole cluster, of whose thread blocks all have done the same so far.
     __device__ UNIPREFILL_HIDDEN void together() {
         if constexpr (Clustered) {
-            ctas_ = cluster_ctas();
-            rank_ = rank_in_cluster() * Threads + near_rank();
+            state_.ctas = cluster_ctas();
+            state_.rank = rank_in_cluster() * Threads + near_rank();
         }
     }
 
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t rank() const { return rank_; }
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t rank() const { return state_.rank; }
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t size() const { return ctas() * Threads; }
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::int32_t near_rank() {
         return static_cast<std::int32_t>(threadIdx.x);
@@ -153,10 +176,10 @@ class block_team {
                 const std::uint32_t other = cta < ctas() ? loaded[cta] : 0;
                 all = threadIdx.x == memory::bits_word ? (other > all ? other : all) : all + other;
             }
-            shared_->totals[threadIdx.x] = all;
+            shared_.totals[threadIdx.x] = all;
         }
         __syncthreads();
-        return made_of(shared_->totals);
+        return made_of(shared_.totals);
     }
     /// Of the thread blocks' tallies, each @p own: the sum of all rows and of the masses of lower ranks. Once
     /// in a kernel; end with leave().
@@ -165,16 +188,16 @@ class block_team {
             return static_cast<std::int32_t>(own.rows);
         }
         if (threadIdx.x == 0) {
-            shared_->of_block[0] = own.mass;
-            shared_->of_block[1] = own.rows;
+            shared_.of_block[0] = own.mass;
+            shared_.of_block[1] = own.rows;
         }
         arrive_at_cluster();
         wait_for_cluster();
         const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
         std::uint64_t before = 0;
         if (lane < cluster_ctas()) {
-            const std::uint64_t mass = load_from_cluster(&shared_->of_block[0], lane);
-            before = load_from_cluster(&shared_->of_block[1], lane);
+            const std::uint64_t mass = load_from_cluster(&shared_.of_block[0], lane);
+            before = load_from_cluster(&shared_.of_block[1], lane);
             before += lane < rank_in_cluster() ? mass : 0;
         }
         const auto rows = static_cast<std::int32_t>(__reduce_add_sync(~0u, static_cast<unsigned>(before)));
@@ -185,12 +208,24 @@ class block_team {
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t prefix(std::uint32_t mine,
                                                                     std::uint32_t& total) const {
         __syncthreads(); // others may still read the last ones
-        return block_prefix<Threads>(mine, shared_->of_warps, total);
+        return block_prefix<Threads>(mine, shared_.of_warps, total);
     }
     /// Waits for the cluster if there is one.
     __device__ UNIPREFILL_HIDDEN void sync_cluster() const {
         if constexpr (Clustered) {
             arrive_at_cluster();
+            wait_for_cluster();
+        }
+    }
+    /// After clear(), before others send anything: all of the cluster have to have come so far. meet() tells,
+    /// have_met() waits.
+    __device__ UNIPREFILL_HIDDEN void meet() const {
+        if constexpr (Clustered) {
+            arrive_at_cluster();
+        }
+    }
+    __device__ UNIPREFILL_HIDDEN void have_met() const {
+        if constexpr (Clustered) {
             wait_for_cluster();
         }
     }
@@ -202,36 +237,33 @@ class block_team {
     }
 
     __device__ UNIPREFILL_HIDDEN void start_search(bool counts) {
-        if (searched_) {
+        if (state_.searched) {
             sync(); // others may still read what the last search told
-            if (counted_) {
-                clear_bins(*shared_);
+            if (state_.counted) {
+                clear_bins(shared_);
             }
             if (threadIdx.x < 8) {
-                shared_->near[threadIdx.x] = 0;
+                shared_.near[threadIdx.x] = 0;
             }
             if (threadIdx.x == 0) {
-                shared_->num_collected = 0;
-                shared_->told.at.order = -1;
-                shared_->quick_told.at.order = -1;
+                shared_.num_collected = 0;
+                shared_.told.at.order = -1;
+                shared_.quick_told.at.order = -1;
             }
             sync();
         }
-        searched_ = true;
-        counted_ = counts;
+        state_.searched = true;
+        state_.counted = counts;
     }
     __device__ UNIPREFILL_HIDDEN void add(std::uint32_t digit, std::uint32_t weight) {
-        atomicAdd(reinterpret_cast<std::uint32_t*>(shared_->counts) + digit, weight);
+        atomicAdd(reinterpret_cast<std::uint32_t*>(shared_.counts) + digit, weight);
     }
-    /// What this thread block's first thread has to say, for noted() by all after the next count().
-    __device__ UNIPREFILL_HIDDEN void note(bool yes) const {
-        if (threadIdx.x == 0) {
-            shared_->noted[note_turn_] = yes;
-        }
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN quick_note& note() {
+        return shared_.notes[state_.note_turn];
     }
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN bool noted() {
-        note_turn_ ^= 1;
-        return shared_->noted[note_turn_ ^ 1];
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN const quick_note& noted() {
+        state_.note_turn ^= 1;
+        return shared_.notes[state_.note_turn ^ 1];
     }
     /// Sums of limbs, as combine() makes them.
     __device__ UNIPREFILL_HIDDEN void sum(quick_sums& mine) {
@@ -243,33 +275,49 @@ class block_team {
         if (lane < 5) {
             atomicAdd(&sums[lane], lane < 3 ? limbs : lane == 3 ? rows : near);
         }
-        sync();
+        __syncthreads();
         clear_last_sums();
         if (ctas() == 1) {
-            mine = {mass_of(sums[0], sums[1], sums[2]), sums[3], sums[4], shared_->num_collected};
+            mine = {mass_of(sums[0], sums[1], sums[2]), sums[3], sums[4], shared_.num_collected};
             return;
         }
+        const std::uint32_t turn = next_turn(sums_box);
         if (threadIdx.x < 32) {
-            const std::uint32_t* word = lane < 8    ? &shared_->near[lane]
-                                        : lane < 13 ? &sums[lane - 8]
-                                                    : &shared_->num_collected;
-            const std::uint64_t all = sum_in_cluster(word);
+            mailbox* box = &shared_.boxes[sums_box];
+            const std::int32_t word = lane % 16;
+            if (lane == 0) {
+                expect_bytes(box, ctas() * 16 * 4);
+            }
+            const std::uint32_t own = word < 8    ? shared_.near[word]
+                                      : word < 13 ? sums[word - 8]
+                                                  : shared_.num_collected;
+#pragma unroll
+            for (std::int32_t cta = 0; cta < 8; cta += 2) {
+                if (cta + lane / 16 < ctas()) {
+                    send(own, &shared_.sums_of[rank_in_cluster()][word], box, cta + lane / 16);
+                }
+            }
+            wait_for_mail(box, turn);
+            std::uint64_t all = 0;
+            for (std::int32_t cta = 0; cta < ctas(); ++cta) {
+                all += shared_.sums_of[cta][word];
+            }
             // Of the cluster's stretch, what lies before this thread block's, belongs to the rows before it.
             const std::uint32_t before = __reduce_add_sync(
                 ~0u, lane < rank_in_cluster() && lane < 8 ? static_cast<std::uint32_t>(all) : 0);
             if (lane >= 8 && lane < 14) {
-                shared_->totals[lane - 8] = all + (lane == 12 ? before : 0);
+                shared_.totals[lane - 8] = all + (lane == 12 ? before : 0);
             }
         }
         __syncthreads();
-        const std::uint64_t* totals = shared_->totals;
+        const std::uint64_t* totals = shared_.totals;
         mine = {mass_of(totals[0], totals[1], totals[2]), static_cast<std::uint32_t>(totals[3]),
                 static_cast<std::uint32_t>(totals[4]), static_cast<std::uint32_t>(totals[5])};
     }
     /// Counts rows in the stretch of thread block @p cta of the cluster.
     __device__ UNIPREFILL_HIDDEN void add_near(std::int32_t cta, std::uint32_t rows) {
         if constexpr (Clustered) {
-            atomicAdd(&shared_->near[cta], rows);
+            atomicAdd(&shared_.near[cta], rows);
         }
     }
     template <class Need>
@@ -285,7 +333,7 @@ class block_team {
         std::uint32_t here[fours];
 #pragma unroll
         for (std::int32_t i = 0; i < fours; ++i) {
-            const uint4 four = shared_->counts[warp * (32 * fours) + 32 * i + lane];
+            const uint4 four = shared_.counts[warp * (32 * fours) + 32 * i + lane];
             here[i] = four.x + four.y + four.z + four.w;
         }
         if constexpr (Clustered) {
@@ -299,7 +347,7 @@ class block_team {
         }
         const std::uint32_t of_warp = __reduce_add_sync(~0u, here[0]);
         if (lane == 0) {
-            shared_->of_warps[warp] = of_warp;
+            shared_.of_warps[warp] = of_warp;
         }
         __syncthreads();
         if (warp == 0) { // alone: 16 warps that do the same stand in each other's way
@@ -308,7 +356,7 @@ class block_team {
             const std::uint32_t need = need_of(found);
             constexpr std::int32_t warps = Threads / 32;
             // From the highest bin down.
-            const std::uint32_t weight = lane < warps ? shared_->of_warps[warps - 1 - lane] : 0;
+            const std::uint32_t weight = lane < warps ? shared_.of_warps[warps - 1 - lane] : 0;
             std::uint32_t reach = warp_prefix(weight);
             const std::int32_t chunk = first_lane(lane == warps - 1 || reach >= need);
             const std::uint32_t before = __shfl_sync(~0u, reach - weight, chunk);
@@ -317,7 +365,7 @@ class block_team {
             std::uint32_t own = 0;
 #pragma unroll
             for (std::int32_t i = 0; i < fours; ++i) {
-                const uint4 four = shared_->counts[highest - i];
+                const uint4 four = shared_.counts[highest - i];
                 weights[4 * i] = four.w;
                 weights[4 * i + 1] = four.z;
                 weights[4 * i + 2] = four.y;
@@ -335,19 +383,19 @@ class block_team {
             }
             if (is_owner) {
                 found.digit = static_cast<std::uint32_t>(digit);
-                shared_->found = found;
+                shared_.found = found;
             }
         } else if (warp == 1) {
             clear_last_sums(lane);
         }
         __syncthreads();
-        return shared_->found;
+        return shared_.found;
     }
     /// Every thread block has a list of its own.
     __device__ UNIPREFILL_HIDDEN void collect(const collected_block& block) {
-        const std::uint32_t place = atomicAdd(&shared_->num_collected, 1u);
+        const std::uint32_t place = atomicAdd(&shared_.num_collected, 1u);
         if (place < static_cast<std::uint32_t>(capacity)) {
-            shared_->collected[place] = block;
+            shared_.collected[place] = block;
         }
     }
     __device__ UNIPREFILL_HIDDEN void gather(std::int32_t count) {
@@ -359,7 +407,7 @@ class block_team {
 #pragma unroll
             for (std::int32_t cta = 0; cta < 8; ++cta) {
                 counts[cta] = static_cast<std::int32_t>(
-                    load_from_cluster(&shared_->num_collected, cta < ctas() ? cta : 0));
+                    load_from_cluster(&shared_.num_collected, cta < ctas() ? cta : 0));
             }
             std::int32_t owner = 0;
             std::int32_t i = near_rank();
@@ -370,26 +418,52 @@ class block_team {
                 i -= found ? 0 : counts[cta];
                 owner += found ? 0 : 1;
             }
-            const auto* there = reinterpret_cast<const uint4*>(&shared_->collected[i]);
-            auto* here = reinterpret_cast<uint4*>(&shared_->gathered[near_rank()]);
+            const auto* there = reinterpret_cast<const uint4*>(&shared_.collected[i]);
+            auto* here = reinterpret_cast<uint4*>(&shared_.collected[capacity + near_rank()]);
             here[0] = load_four_from_cluster(there, owner);
             here[1] = load_four_from_cluster(there + 1, owner);
         }
         __syncthreads();
     }
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN const collected_block& collected(std::int32_t i) const {
-        return ctas() == 1 ? shared_->collected[i] : shared_->gathered[i];
+        return shared_.collected[ctas() == 1 ? i : capacity + i];
     }
     __device__ UNIPREFILL_HIDDEN void quick_collect(const quick_block& block) {
         // Few threads collect: to count them by warps first is more code than they are worth.
         std::uint32_t place = 0;
         asm volatile("atom.shared.add.u32 %0, [%1], 1;"
                      : "=r"(place)
-                     : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(&shared_->num_collected)))
+                     : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(&shared_.num_collected)))
                      : "memory");
         if (place < static_cast<std::uint32_t>(capacity)) {
-            *reinterpret_cast<quick_block*>(&shared_->collected[place]) = block;
+            *reinterpret_cast<quick_block*>(&shared_.collected[place]) = block;
         }
+    }
+    /// After a sum(), as gather().
+    __device__ UNIPREFILL_HIDDEN void quick_gather(std::int32_t count) {
+        if (ctas() == 1) {
+            return;
+        }
+        const std::uint32_t turn = next_turn(blocks_box);
+        mailbox* box = &shared_.boxes[blocks_box];
+        if (threadIdx.x == 0) {
+            expect_bytes(box, count * static_cast<std::int32_t>(sizeof(quick_block)));
+        }
+        std::int32_t first = capacity;
+        for (std::int32_t cta = 0; cta < rank_in_cluster(); ++cta) {
+            first += static_cast<std::int32_t>(shared_.sums_of[cta][15]);
+        }
+        const auto halves = static_cast<std::int32_t>(2 * shared_.num_collected);
+        for (std::int32_t i = near_rank(); i < halves * 8; i += Threads) {
+            if (i / halves < ctas()) {
+                const auto words = [&](std::int32_t block) {
+                    return reinterpret_cast<std::uint64_t*>(&shared_.collected[block]);
+                };
+                const std::int32_t half = i % halves;
+                send(words(half / 2)[half % 2], words(first + half / 2) + half % 2, box, i / halves);
+            }
+        }
+        wait_for_mail(box, turn);
     }
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN quick_block quick_collected(std::int32_t i) const {
         return *reinterpret_cast<const quick_block*>(&collected(i));
@@ -417,11 +491,11 @@ class block_team {
     }
     UNIPREFILL_HIDDEN static constexpr std::int32_t quick_copies = Threads >= 256 ? 1 : 4;
     __device__ UNIPREFILL_HIDDEN void quick_tell(const quick_cut& result) {
-        shared_->quick_told = result;
+        shared_.quick_told = result;
     }
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN quick_cut quick_told() const {
         __syncthreads();
-        return shared_->quick_told;
+        return shared_.quick_told;
     }
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::int32_t share_bits(std::int32_t count) {
         constexpr std::int32_t most = 3; // more take longer to sum up
@@ -442,101 +516,109 @@ class block_team {
         return static_cast<std::int32_t>(threadIdx.x & ~31u);
     }
     __device__ UNIPREFILL_HIDDEN void tell(const cut_result& result) {
-        shared_->told = result;
+        shared_.told = result;
     }
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN cut_result told() const {
         __syncthreads();
-        return shared_->told;
+        return shared_.told;
     }
 
   private:
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t ctas() const {
-        return Clustered ? ctas_ : 1;
+        return Clustered ? state_.ctas : 1;
     }
-    /// Little is read of other thread blocks: sums of groups of bins, then the bins of one group.
+    /// Little is sent to other thread blocks: sums of groups of bins, then the bins of one group.
     template <class Need>
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN found_bin find_together(std::uint32_t (&here)[fours],
                                                                        const std::uint32_t* sums,
                                                                        Need need_of) {
         const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
-        constexpr std::int32_t bins = memory::bins / memory::groups;
-        static_assert(bins == 64 && memory::groups == 64); // 16 lanes' fours, and two of each for every lane
+        const std::int32_t self = rank_in_cluster();
+        static_assert(memory::groups == 64 &&
+                      memory::bins == 64 * 64); // half a warp's fours; two for each lane
+        mailbox* box = &shared_.boxes[groups_box];
+        if (threadIdx.x == 0) {
+            expect_bytes(box, ctas() * (memory::groups + 3) * 4);
+        }
 #pragma unroll
         for (std::int32_t i = 0; i < fours; ++i) {
 #pragma unroll
             for (std::int32_t step = 1; step < 16; step *= 2) {
                 here[i] += __shfl_xor_sync(~0u, here[i], step);
             }
-            if (lane % 16 == 0) {
-                const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
-                shared_->of_groups[(warp * fours + i) * 2 + lane / 16] = here[i];
+            const auto group = (static_cast<std::int32_t>(threadIdx.x / 32) * fours + i) * 2 + lane / 16;
+            if (lane % 16 < ctas()) {
+                send(here[i], reinterpret_cast<std::uint32_t*>(shared_.groups_of[self]) + group, box,
+                     lane % 16);
             }
         }
-        sync();
+        const std::uint32_t turn = next_turn(groups_box);
+        const std::uint32_t bins_turn = next_turn(bins_box);
         if (threadIdx.x < 32) {
-            const std::uint64_t limbs = sum_in_cluster(&sums[lane % 4]);
-            std::int32_t place = 2 * (31 - lane);
-            std::uint64_t pair = pair_in_cluster(&shared_->of_groups[place]);
+            if (lane / 4 < ctas() && lane % 4 < 3) {
+                send(sums[lane % 4], &shared_.limbs_of[self][lane % 4], box, lane / 4);
+            }
+            wait_for_mail(box, turn);
+            std::uint64_t limbs = 0;
+            std::uint64_t pair = 0; // each sum fits 32 bits
+            for (std::int32_t cta = 0; cta < ctas(); ++cta) {
+                limbs += shared_.limbs_of[cta][lane % 4];
+                pair += shared_.groups_of[cta][31 - lane];
+            }
             found_bin found;
             found.total =
                 mass_of(__shfl_sync(~0u, limbs, 0), __shfl_sync(~0u, limbs, 1), __shfl_sync(~0u, limbs, 2));
             const std::uint32_t need = need_of(found);
             std::uint32_t before = 0;
-            const auto* counts = reinterpret_cast<const std::uint32_t*>(shared_->counts);
-#pragma unroll
-            for (std::int32_t step = 0; step < 2; ++step) {
-                const auto high = static_cast<std::uint32_t>(pair >> 32);
-                const std::uint32_t both = high + static_cast<std::uint32_t>(pair);
-                std::uint32_t reach = before + warp_prefix(both);
-                const std::int32_t owner = first_lane(lane == 31 || reach >= need);
-                reach -= both;
-                const bool is_low = reach + high < need;
-                before = __shfl_sync(~0u, is_low ? reach + high : reach, owner);
-                place = __shfl_sync(~0u, place + (is_low ? 0 : 1), owner);
-                if (step == 0) {
-                    place = bins * place + 2 * (31 - lane);
-                    pair = pair_in_cluster(&counts[place]);
-                }
+            std::int32_t place = 2 * (31 - lane);
+            step_down(pair, need, before, place);
+            box = &shared_.boxes[bins_box];
+            if (lane == 0) {
+                expect_bytes(box, ctas() * 64 * 4);
             }
+            const std::uint64_t bins =
+                reinterpret_cast<const std::uint64_t*>(shared_.counts)[32 * place + lane];
+            for (std::int32_t cta = 0; cta < ctas(); ++cta) {
+                send(bins, &shared_.bins_of[self][lane], box, cta);
+            }
+            wait_for_mail(box, bins_turn);
+            pair = 0;
+            for (std::int32_t cta = 0; cta < ctas(); ++cta) {
+                pair += shared_.bins_of[cta][31 - lane];
+            }
+            place = 64 * place + 2 * (31 - lane);
+            step_down(pair, need, before, place);
             if (lane == 0) {
                 found.digit = static_cast<std::uint32_t>(place);
-                shared_->found = found;
+                shared_.found = found;
             }
         } else if (threadIdx.x < 64) {
             clear_last_sums(lane);
         }
         __syncthreads();
-        return shared_->found;
+        return shared_.found;
     }
-    /// What thread blocks have at @p word together. No branches: all is loaded at once.
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint64_t sum_in_cluster(const std::uint32_t* word) const {
-        std::uint32_t loaded[8];
-#pragma unroll
-        for (std::int32_t cta = 0; cta < 8; ++cta) {
-            loaded[cta] = load_from_cluster(word, cta < ctas() ? cta : 0);
-        }
-        std::uint64_t sum = 0;
-#pragma unroll
-        for (std::int32_t cta = 0; cta < 8; ++cta) {
-            sum += cta < ctas() ? loaded[cta] : 0;
-        }
-        return sum;
+    /// Of weights at @p place and the next one for each lane, from the highest down: where the sum of @p
+    /// before and them reaches @p need, and what lies before that.
+    __device__ UNIPREFILL_HIDDEN static void step_down(std::uint64_t pair, std::uint32_t need,
+                                                       std::uint32_t& before, std::int32_t& place) {
+        const auto high = static_cast<std::uint32_t>(pair >> 32);
+        const std::uint32_t both = high + static_cast<std::uint32_t>(pair);
+        std::uint32_t reach = before + warp_prefix(both);
+        const std::int32_t owner = first_lane(threadIdx.x % 32 == 31 || reach >= need);
+        reach -= both;
+        const bool is_low = reach + high < need;
+        before = __shfl_sync(~0u, is_low ? reach + high : reach, owner);
+        place = __shfl_sync(~0u, place + (is_low ? 0 : 1), owner);
     }
-    /// What they have at two words together; each sum fits 32 bits.
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint64_t
-    pair_in_cluster(const std::uint32_t* words) const {
-        const auto* pair = reinterpret_cast<const std::uint64_t*>(words);
-        std::uint64_t loaded[8];
-#pragma unroll
-        for (std::int32_t cta = 0; cta < 8; ++cta) {
-            loaded[cta] = load_from_cluster(pair, cta < ctas() ? cta : 0);
-        }
-        std::uint64_t sum = 0;
-#pragma unroll
-        for (std::int32_t cta = 0; cta < 8; ++cta) {
-            sum += cta < ctas() ? loaded[cta] : 0;
-        }
-        return sum;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t groups_box = 0;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t bins_box = 1;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t sums_box = 2;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t blocks_box = 3;
+    /// For all threads alike.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t next_turn(std::int32_t box) {
+        state_.box_turns ^= 1u << box;
+        return ((state_.box_turns >> box) & 1u) ^ 1u;
     }
     /// Limbs of 22 bits of the sum over this warp, one for each of the first three lanes.
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::uint32_t limb_sums(std::uint64_t mass) {
@@ -548,8 +630,8 @@ class block_team {
     }
     /// Three sets in turn: one that is added to, one that others may still read, one that is empty.
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t* next_sums() {
-        turn_ = turn_ == 2 ? 0 : turn_ + 1;
-        return shared_->sums[turn_];
+        state_.turn = state_.turn == 2 ? 0 : state_.turn + 1;
+        return shared_.sums[state_.turn];
     }
     /// After a barrier of the whole team.
     __device__ UNIPREFILL_HIDDEN void clear_last_sums() {
@@ -557,7 +639,7 @@ class block_team {
     }
     __device__ UNIPREFILL_HIDDEN void clear_last_sums(std::int32_t word) {
         if (word < memory::words) {
-            shared_->sums[turn_ == 0 ? 2 : turn_ - 1][word] = 0;
+            shared_.sums[state_.turn == 0 ? 2 : state_.turn - 1][word] = 0;
         }
     }
     /// The first lane for which @p holds is true; there is one.
@@ -590,13 +672,8 @@ class block_team {
         }
     }
 
-    memory* shared_;
-    std::int32_t ctas_ = 1;
-    std::int32_t rank_;
-    std::int32_t turn_ = 0;
-    std::int32_t note_turn_ = 0;
-    bool searched_ = false;
-    bool counted_ = false;
+    memory& shared_;
+    memento state_{};
 };
 
 } // namespace detail

@@ -99,6 +99,83 @@ __device__ UNIPREFILL_HIDDEN inline void wait_for_cluster() {
 #endif
 }
 
+/// A place in the shared memory of thread blocks that others send to. It opens once as many bytes have come
+/// as were said to be expected.
+using mailbox = std::uint64_t;
+
+/// By one thread; other thread blocks may send after the next barrier of the cluster.
+__device__ UNIPREFILL_HIDDEN inline void make_mailbox(mailbox* box) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;"
+                 :
+                 : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(box)))
+                 : "memory");
+#else
+    *box = 0;
+#endif
+}
+
+/// By one thread, once for each time that it opens.
+__device__ UNIPREFILL_HIDDEN inline void expect_bytes(mailbox* box, std::int32_t bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 :
+                 : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(box))), "r"(bytes)
+                 : "memory");
+#else
+    static_cast<void>(box);
+    static_cast<void>(bytes);
+#endif
+}
+
+/// Waits until it has opened for the first time (@p turn 0), for the second (1), the third (0) and so on.
+__device__ UNIPREFILL_HIDDEN inline void wait_for_mail(mailbox* box, std::uint32_t turn) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    std::uint32_t done = 0;
+    while (done == 0) {
+        asm volatile("{\n\t.reg .pred p;\n\t"
+                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+                     "selp.u32 %0, 1, 0, p;\n\t}"
+                     : "=r"(done)
+                     : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(box))), "r"(turn)
+                     : "memory");
+    }
+#else
+    static_cast<void>(box);
+    static_cast<void>(turn);
+#endif
+}
+
+/// Sends to where thread block @p rank of the cluster has what @p place is here.
+__device__ UNIPREFILL_HIDDEN inline void send(std::uint32_t value, const std::uint32_t* place, mailbox* box,
+                                              std::int32_t rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
+                 :
+                 : "r"(address_in_cluster(place, rank)), "r"(value), "r"(address_in_cluster(box, rank))
+                 : "memory");
+#else
+    static_cast<void>(value);
+    static_cast<void>(place);
+    static_cast<void>(box);
+    static_cast<void>(rank);
+#endif
+}
+__device__ UNIPREFILL_HIDDEN inline void send(std::uint64_t value, const std::uint64_t* place, mailbox* box,
+                                              std::int32_t rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u64 [%0], %1, [%2];"
+                 :
+                 : "r"(address_in_cluster(place, rank)), "l"(value), "r"(address_in_cluster(box, rank))
+                 : "memory");
+#else
+    static_cast<void>(value);
+    static_cast<void>(place);
+    static_cast<void>(box);
+    static_cast<void>(rank);
+#endif
+}
+
 } // namespace detail
 
 UNIPREFILL_END_NAMESPACE

@@ -39,26 +39,31 @@ struct selector_call {
     block_place* places = nullptr;       // [blocks of all segments] laid out by block_offset()
 };
 
-/// What a thread block shares that decides and writes.
-template <bool Clustered>
-struct at_once_memory {
-    using team = block_team<Clustered ? select_threads : at_once_threads, Clustered>;
+/// What the threads of a thread block share, in the kernel and in functions of their own alike, all of which
+/// know that it is shared memory.
+template <class Memory>
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN Memory& shared_memory() {
+    static_assert(sizeof(Memory) <= 48 * 1024, "more needs a permission for each function and device");
+    alignas(16) __shared__ unsigned char storage[sizeof(Memory)];
+    return *reinterpret_cast<Memory*>(storage);
+}
 
-    writer_memory<team> work; // its team decides
-};
-static_assert(sizeof(at_once_memory<true>) <= 48 * 1024,
-              "more needs a permission for each function and device");
+/// The team that decides and writes at once.
+template <bool Clustered>
+using team_at_once = block_team<Clustered ? select_threads : at_once_threads, Clustered>;
 
 /// What select_at_once() does where the step is not the common case. Out of its way: instructions that lie
 /// between those of the common case would be fetched too.
 template <class Rule, bool Clustered>
 __device__ UNIPREFILL_HIDDEN __noinline__ void
-select_otherwise(const selector_call<Rule>& call, at_once_memory<Clustered>& memory,
-                 typename at_once_memory<Clustered>::team team) {
-    using team_type = typename at_once_memory<Clustered>::team;
+select_otherwise(const selector_call<Rule>& call, typename team_at_once<Clustered>::memento state) {
+    using team_type = team_at_once<Clustered>;
+    auto& memory = shared_memory<writer_memory<team_type>>();
+    team_type team(memory.team);
+    team.go_on(state);
     team_decision<team_type, Rule> decision(team, call.step, call.rules, call.buffers, 0);
     const segment_verdict verdict = decision.run();
-    row_writer<team_type>(call.step, call.out, memory.work).run_alone(team, decision, verdict);
+    row_writer<team_type>(call.step, call.out, memory).run_alone(team, decision, verdict);
 }
 
 /// Every thread block, or every cluster, decides the only segment for itself, then writes its own stretch of
@@ -67,22 +72,22 @@ template <class Rule, bool Clustered>
 __global__ UNIPREFILL_HIDDEN void __launch_bounds__(Clustered ? select_threads : at_once_threads,
                                                     Clustered ? 2 : 1)
     select_at_once(const __grid_constant__ selector_call<Rule> call) {
-    using team_type = typename at_once_memory<Clustered>::team;
-    alignas(16) __shared__ unsigned char storage[sizeof(at_once_memory<Clustered>)];
-    auto& memory = *reinterpret_cast<at_once_memory<Clustered>*>(storage);
-    team_type::clear(memory.work.team);
+    using team_type = team_at_once<Clustered>;
+    auto& memory = shared_memory<writer_memory<team_type>>();
+    team_type::clear(memory.team);
+    team_type team(memory.team);
+    team.together();
+    team.meet();
     let_next_kernel_start();
     wait_for_previous_kernel();
-    team_type team(memory.work.team);
-    team.together();
     quick_decision<team_type, true> decision(team, call.step, call.rules, 0);
-    row_writer<team_type> writer(call.step, call.out, memory.work);
+    row_writer<team_type> writer(call.step, call.out, memory);
     const std::uint64_t mass = writer.first_mass();
-    __syncthreads();
+    team.have_met();
     if (UNIPREFILL_LIKELY(decision.run(writer.stretch()))) {
-        writer.run_quickly(team, decision, mass);
+        writer.run_quickly(decision, mass);
     } else {
-        select_otherwise(call, memory, team);
+        select_otherwise<Rule, Clustered>(call, team.remembered());
     }
 }
 
@@ -116,10 +121,12 @@ struct segment_part {
     block_place* places = nullptr; ///< of the segment
 };
 
-/// Decides a segment that isn't the common case. @return the team as it is then
+/// Decides a segment that isn't the common case. @return what the team remembers then
 template <class Rule, class Team>
-__device__ UNIPREFILL_HIDDEN __noinline__ Team decide_otherwise(const selector_call<Rule>& call,
-                                                                segment_part part, Team team) {
+__device__ UNIPREFILL_HIDDEN __noinline__ typename Team::memento
+decide_otherwise(const selector_call<Rule>& call, segment_part part, typename Team::memento state) {
+    Team team(shared_memory<typename Team::memory>());
+    team.go_on(state);
     team_decision<Team, Rule> decision(team, call.step, call.rules, call.buffers, part.segment);
     const segment_verdict verdict = decision.run();
     if (team.rank() == 0) {
@@ -138,7 +145,7 @@ __device__ UNIPREFILL_HIDDEN __noinline__ Team decide_otherwise(const selector_c
     }
     write_places(team, blocks.count, part.stretch.own, part.end, place, part.places,
                  [&](std::int32_t block) { return place_of(part.segment, blocks, verdict, block); });
-    return team;
+    return team.remembered();
 }
 
 /// Decides a segment.
@@ -163,7 +170,7 @@ __device__ UNIPREFILL_HIDDEN void decide(const selector_call<Rule>& call, const 
             return;
         }
     }
-    team = decide_otherwise(call, part, team);
+    team.go_on(decide_otherwise<Rule, Team>(call, part, team.remembered()));
 }
 
 /// Decides all segments, each once: large ones by clusters where there are any.
@@ -171,8 +178,7 @@ template <class Rule, std::int32_t Threads, bool Clustered>
 __global__ UNIPREFILL_HIDDEN void __launch_bounds__(Threads)
     decide_segments(const __grid_constant__ selector_call<Rule> call) {
     using team_type = block_team<Threads, Clustered>;
-    alignas(16) __shared__ unsigned char storage[sizeof(typename team_type::memory)];
-    auto& memory = *reinterpret_cast<typename team_type::memory*>(storage);
+    auto& memory = shared_memory<typename team_type::memory>();
     team_type::clear(memory);
     let_next_kernel_start();
     team_type team(memory);
@@ -219,8 +225,7 @@ __global__ UNIPREFILL_HIDDEN void __launch_bounds__(select_threads)
     write_selection(const __grid_constant__ step_view step, const __grid_constant__ selection_arrays out,
                     const segment_verdict* verdicts, const block_place* places) {
     using team_type = block_team<select_threads, false>;
-    alignas(16) __shared__ unsigned char storage[sizeof(writer_memory<team_type>)];
-    auto& memory = *reinterpret_cast<writer_memory<team_type>*>(storage);
+    auto& memory = shared_memory<writer_memory<team_type>>();
     let_next_kernel_start();
     wait_for_previous_kernel();
     row_writer<team_type>(step, out, memory).run(verdicts, places);

@@ -77,9 +77,7 @@ class row_writer {
         : step_(step)
         , out_(out)
         , memory_(memory)
-        , thread_(static_cast<std::int32_t>(threadIdx.x))
-        , thread_of_grid_(std::int64_t{blockIdx.x} * threads + threadIdx.x)
-        , threads_of_grid_(std::int64_t{gridDim.x} * threads) {}
+        , thread_(static_cast<std::int32_t>(threadIdx.x)) {}
 
     /// Of this thread block, where the step has one segment.
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN block_stretch stretch() const {
@@ -96,11 +94,10 @@ class row_writer {
     }
     /// Writes everything where the step has one segment, decided quickly. @p mass: first_mass().
     template <class Decision>
-    __device__ UNIPREFILL_HIDDEN void run_quickly(Team& team, const Decision& decision, std::uint64_t mass) {
-        if constexpr (Team::is_clustered) {
-            arrive_at_cluster();
-        }
+    __device__ UNIPREFILL_HIDDEN void run_quickly(const Decision& decision, std::uint64_t mass) {
         const segment_blocks& blocks = decision.blocks();
+        // Meanwhile the first warp looks for places, most often alone.
+        write_rest((blocks.count + 31) / 32, blocks.rows.end, decision.kept(), 1);
         const std::int32_t begin = static_cast<std::int32_t>(blockIdx.x) * out_.stretch.rows;
         std::int32_t place = decision.place();
         end_ = begin + out_.stretch.rows < blocks.count ? begin + out_.stretch.rows : blocks.count;
@@ -119,9 +116,7 @@ class row_writer {
                 write_part(at, lane, decision.verdict(), blocks);
             });
         }
-        write_rest((blocks.count + 31) / 32, blocks.rows.end, decision.kept());
         write_only_segment(decision.verdict());
-        team.leave();
     }
 
     /// Writes everything where the step has one segment. @p decision: by a team of the whole cluster.
@@ -338,11 +333,17 @@ class row_writer {
     }
 
     /// What lies beyond the blocks, the rows and the kept rows of the step.
-    __device__ UNIPREFILL_HIDDEN void write_rest(std::int64_t words, std::int32_t rows,
-                                                 std::int32_t kept) const {
+    /// By all threads but those of the first @p left_out warps.
+    __device__ UNIPREFILL_HIDDEN void write_rest(std::int64_t words, std::int32_t rows, std::int32_t kept,
+                                                 std::int32_t left_out = 0) const {
         // Below 2^32: what is counted is below 2^31, and so is the grid.
-        const auto each = static_cast<std::uint32_t>(threads_of_grid_);
-        const auto first = static_cast<std::uint32_t>(thread_of_grid_);
+        const std::int32_t mine = thread_ - 32 * left_out;
+        if (mine < 0) {
+            return;
+        }
+        const auto working = static_cast<std::uint32_t>(threads - 32 * left_out);
+        const std::uint32_t each = gridDim.x * working;
+        const std::uint32_t first = blockIdx.x * working + static_cast<std::uint32_t>(mine);
 #pragma unroll 1
         for (std::uint32_t i = static_cast<std::uint32_t>(words) + first;
              i < static_cast<std::uint32_t>(out_.keep_words); i += each) {
@@ -422,7 +423,8 @@ class row_writer {
     __device__ UNIPREFILL_HIDDEN void keep_everything() const {
         const batch_view& batch = step_.batch;
 #pragma unroll 1
-        for (std::int64_t i = thread_of_grid_; i < batch.num_rows; i += threads_of_grid_) {
+        for (std::int64_t i = std::int64_t{blockIdx.x} * threads + thread_; i < batch.num_rows;
+             i += std::int64_t{gridDim.x} * threads) {
             write_row(static_cast<std::int32_t>(i), true, static_cast<std::int32_t>(i));
         }
         write_rest(0, batch.num_rows, batch.num_rows);
@@ -463,8 +465,6 @@ class row_writer {
     const selection_arrays& out_;
     writer_memory<Team>& memory_;
     std::int32_t thread_;
-    std::int64_t thread_of_grid_;
-    std::int64_t threads_of_grid_;
     std::int64_t end_ =
         0; ///< of this thread block's stretch, in entries of arrays laid out by block_offset()
 };

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <uniprefill/select/detail/held_blocks.hpp>
+#include <uniprefill/select/detail/quick_types.hpp>
 
 #include <cstdint>
 
@@ -39,16 +40,6 @@ struct key_digits {
         const std::int32_t level = octave > 0 ? octave : 0;
         bits = unit + level;
         return static_cast<std::uint64_t>(digit - (static_cast<std::uint32_t>(level) << fraction)) << bits;
-    }
-};
-
-/// Heavier blocks rank first; among those of equal mass the lower order does.
-struct block_rank {
-    std::uint64_t mass = 0;
-    std::int32_t order = -1;
-
-    [[nodiscard]] UNIPREFILL_API constexpr bool before(const block_rank& other) const noexcept {
-        return mass > other.mass || (mass == other.mass && order < other.order);
     }
 };
 
@@ -115,34 +106,6 @@ struct cut_result {
     block_rank at{};               ///< the block at the cut, of order -1: the cut lies between blocks
     std::int32_t rows_before = 0;  ///< rows that count of the blocks before it
     std::uint64_t mass_before = 0; ///< free mass of the blocks before it, and its own
-};
-
-/// What a quick search collects.
-struct alignas(16) quick_block {
-    std::uint64_t mass = 0;
-    std::int32_t order = -1;
-    std::int32_t rows = 0; ///< that may be dropped
-
-    [[nodiscard]] UNIPREFILL_API constexpr block_rank rank() const noexcept { return {mass, order}; }
-};
-
-/// Sums over the blocks of a team, or over those that rank before one.
-struct quick_sums {
-    std::uint64_t mass = 0;
-    std::uint32_t rows = 0;
-    std::uint32_t near = 0;      ///< rows that lie before a stretch
-    std::uint32_t collected = 0; ///< collected blocks, told by team::sum()
-};
-
-/// What a quick search finds.
-struct quick_cut {
-    block_rank at{};               ///< the block at the cut, of order -1: none was found
-    std::uint64_t mass_before = 0; ///< of blocks before it, and its own
-    std::int32_t block = -1;       ///< its number
-    std::int32_t rows = 0;         ///< its free rows
-    std::int32_t rows_gone = 0;    ///< those that go
-    std::int32_t kept = 0;         ///< free rows of the segment that stay
-    std::int32_t place = 0;        ///< rows that stay of those before a stretch
 };
 
 /// ceil(share * whole), or the least integer above share * whole.

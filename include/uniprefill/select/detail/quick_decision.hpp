@@ -104,40 +104,44 @@ class quick_decision {
         } else {
             loaded = blocks_.rows = rows_of_segment(batch, segment);
         }
-        tag_ = static_cast<std::uint32_t>(batch.tags[request]);
-        options_ = batch.options_of(request);
-        rule_ = rules[request];
-        fault_ = step.faults[segment];
-        if (batch.forced.offsets != nullptr) {
-            first_span_ = batch.forced.offsets[request];
-            end_span_ = batch.forced.offsets[request + 1];
-        }
+        const request_options options = batch.options_of(request);
+        sink_ = options.sink;
+        tail_ = options.tail;
         blocks_.block_rows = step.block.rows;
         blocks_.free_mass = step.free_mass + (Only ? 0 : step.block.offset(segment, loaded.begin));
         load(0, step.block.blocks(loaded.size()));
         position_ =
             team.near_rank() < loaded.size() ? positions_[loaded.begin + team.near_rank()] : INT32_MAX;
         blocks_.count = step.block.blocks(blocks_.rows.size());
+        if (team.group_rank() == 0) { // one warp looks for all: loads by all of them get in each other's way
+            row_range spans{};
+            if (batch.forced.offsets != nullptr) {
+                spans = {batch.forced.offsets[request], batch.forced.offsets[request + 1]};
+            }
+            const quick_note note = look_at(rules[request], static_cast<std::uint32_t>(batch.tags[request]),
+                                            options, step.faults[segment], spans);
+            if (team.near_rank() == 0) {
+                team.note() = note;
+            }
+        }
     }
 
     /// @param stretch whose rows before it place() is to tell
     /// @return whether the segment is decided
     UNIPREFILL_ANY_TEAM
     [[nodiscard]] UNIPREFILL_API bool run(const block_stretch& stretch) noexcept {
-        if (team_.group_rank() == 0) { // one warp looks for all
-            team_.note(is_common());
-        }
         const row_range rows = blocks_.rows;
         row_range& free = blocks_.forced.free;
-        free.begin = rows.begin + team_.count(team_.near_rank() < rows.size() && position_ < options_.sink);
-        free.end = options_.tail < rows.end - free.begin ? rows.end - options_.tail : free.begin;
+        free.begin = rows.begin + team_.count(team_.near_rank() < rows.size() && position_ < sink_);
+        note_ = &team_.noted();
+        free.end = tail_ < rows.end - free.begin ? rows.end - tail_ : free.begin;
         forced_ = rows.size() - free.size();
-        by_rows_ = rule_.kind == rule_kind::fixed_budget;
-        const bool within = !by_rows_ | ((rule_.budget_rows > forced_) & (rule_.budget_rows < rows.size()));
-        if (!(team_.noted() & within & (free.size() > 0))) {
+        by_rows_ = note_->by_rows;
+        const bool within = !by_rows_ | ((note_->budget_rows > forced_) & (note_->budget_rows < rows.size()));
+        if (!(note_->is_common & within & (free.size() > 0))) {
             return false;
         }
-        blocks_.ties = rule_.ties;
+        blocks_.ties = note_->ties;
         make(0);
         return find_cut(stretch);
     }
@@ -157,7 +161,7 @@ class quick_decision {
         made.kept = kept();
         made.free = blocks_.forced.free;
         made.form = keep_form::ranked;
-        made.higher_first = rule_.ties == tie_order::higher_block_first;
+        made.higher_first = blocks_.ties == tie_order::higher_block_first;
         return made;
     }
     [[nodiscard]] UNIPREFILL_API std::int32_t kept() const noexcept { return forced_ + cut_.kept; }
@@ -179,23 +183,34 @@ class quick_decision {
     }
 
   private:
-    /// Nothing is wrong, and nothing out of the ordinary. One comparison after the other, no branches.
-    [[nodiscard]] UNIPREFILL_API bool is_common() const noexcept {
-        const bool by_mass = (rule_.kind == rule_kind::top_p) & (rule_.p.value - 1 < unit_fraction::one - 1);
-        const bool by_rows = (rule_.kind == rule_kind::fixed_budget) &
-                             (rule_.budget_rows >= rule_.min_kept_rows) &
-                             (rule_.budget_rows <= rule_.max_kept_rows);
-        const bool rule = (by_mass | by_rows) & (rule_.scope == mass_scope::free) &
-                          (static_cast<std::uint32_t>(rule_.ties) <= 1) &
-                          (static_cast<std::uint32_t>(rule_.crossing) <= 1) & (rule_.min_kept_rows >= 0) &
-                          (rule_.max_kept_rows >= 1) & (rule_.max_kept_rows >= rule_.min_kept_rows);
-        const bool request = (tag_ <= static_cast<std::uint32_t>(request_tag::chunk)) &
-                             (options_.enabled != 0) &
-                             ((options_.sink | options_.tail | options_.min_length) >= 0) &
-                             (options_.sink <= team_.near_size()) & (options_.sink <= sink_rows_counted) &
-                             (first_span_ >= 0) & (first_span_ == end_span_);
-        return ordered_ & rule & request & (fault_ == 0) & (blocks_.rows.size() >= options_.min_length) &
-               (counts || blocks_.count <= Team::capacity);
+    /// One comparison after the other, no branches.
+    [[nodiscard]] UNIPREFILL_API quick_note look_at(const selection_rule& rule, std::uint32_t tag,
+                                                    const request_options& options, std::int64_t fault,
+                                                    row_range spans) const noexcept {
+        quick_note note;
+        note.share = rule.p;
+        note.budget_rows = rule.budget_rows;
+        note.min_kept_rows = rule.min_kept_rows;
+        note.max_kept_rows = rule.max_kept_rows;
+        note.ties = rule.ties;
+        note.by_rows = rule.kind == rule_kind::fixed_budget;
+        note.must_exceed = rule.crossing == crossing::published;
+        const bool by_mass = (rule.kind == rule_kind::top_p) & (rule.p.value - 1 < unit_fraction::one - 1);
+        const bool by_rows = note.by_rows & (rule.budget_rows >= rule.min_kept_rows) &
+                             (rule.budget_rows <= rule.max_kept_rows);
+        const bool common_rule = (by_mass | by_rows) & (rule.scope == mass_scope::free) &
+                                 (static_cast<std::uint32_t>(rule.ties) <= 1) &
+                                 (static_cast<std::uint32_t>(rule.crossing) <= 1) &
+                                 (rule.min_kept_rows >= 0) & (rule.max_kept_rows >= 1) &
+                                 (rule.max_kept_rows >= rule.min_kept_rows);
+        const bool common_request =
+            (tag <= static_cast<std::uint32_t>(request_tag::chunk)) & (options.enabled != 0) &
+            ((options.sink | options.tail | options.min_length) >= 0) & (options.sink <= team_.near_size()) &
+            (options.sink <= sink_rows_counted) & (spans.begin >= 0) & (spans.begin == spans.end);
+        note.is_common = ordered_ & common_rule & common_request & (fault == 0) &
+                         (blocks_.rows.size() >= options.min_length) &
+                         (counts || blocks_.count <= Team::capacity);
+        return note;
     }
 
     UNIPREFILL_API void load(std::int32_t chunk, std::int32_t count) noexcept {
@@ -211,8 +226,9 @@ class quick_decision {
             rows_[k] = blocks_.free_rows_outside_spans(chunk + team_.rank() + k * team_.size());
             mass_[k] = rows_[k] > 0 ? mass_[k] : 0;
             if constexpr (counts) {
-                digit_[k] =
-                    rows_[k] > 0 ? static_cast<std::int32_t>(digits::digit(digits::scaled(mass_[k]))) : -1;
+                const std::uint32_t scaled = digits::scaled(mass_[k]);
+                digit_[k] = rows_[k] > 0 ? static_cast<std::int32_t>(digits::digit(scaled)) : -1;
+                weight_[k] = by_rows_ ? static_cast<std::uint32_t>(rows_[k]) : scaled;
             }
         }
         if (counts && shift_ >= 0) { // linear ones of a narrow range
@@ -221,9 +237,14 @@ class quick_decision {
                 digit_[k] = rows_[k] <= 0 || mass_[k] < low_ ? -1
                             : mass_[k] >= end_               ? INT32_MAX
                                                : static_cast<std::int32_t>((mass_[k] - low_) >> shift_);
+                weight_[k] = by_rows_ ? static_cast<std::uint32_t>(rows_[k]) : weight_of(mass_[k]);
             }
         }
         chunk_ = chunk;
+    }
+    /// A mass in units that suit what is left, to the nearest.
+    [[nodiscard]] UNIPREFILL_API std::uint32_t weight_of(std::uint64_t mass) const noexcept {
+        return static_cast<std::uint32_t>((mass + ((std::uint64_t{1} << unit_) >> 1)) >> unit_);
     }
     /// Calls @p visit(k, block) for each of this thread's blocks and some beyond the last; blocks without
     /// free rows have no mass, 0 rows and the digit -1.
@@ -253,9 +274,9 @@ class quick_decision {
     [[nodiscard]] UNIPREFILL_API bool find_cut(const block_stretch& stretch) noexcept {
         team_.start_search(counts);
         quick_sums before; // what ranks before the collected blocks
-        std::uint64_t target = static_cast<std::uint64_t>(rule_.budget_rows - forced_);
+        std::uint64_t target = static_cast<std::uint64_t>(note_->budget_rows - forced_);
         const auto target_of = [this, target](std::uint64_t total) {
-            return by_rows_ ? target : mass_target(total, rule_.p, rule_.crossing == crossing::published);
+            return by_rows_ ? target : mass_target(total, note_->share, note_->must_exceed);
         };
         if constexpr (!counts) {
             std::uint64_t top = 0; // its highest bit: a mass that is none, or too many of them
@@ -283,15 +304,14 @@ class quick_decision {
                     mass += mass_[k];
                     top |= mass | mass_[k];
                     if (static_cast<std::uint32_t>(digit_[k]) < 1u << digits::bits) {
-                        team_.add(static_cast<std::uint32_t>(digit_[k]),
-                                  by_rows_ ? static_cast<std::uint32_t>(rows_[k]) : digits::scaled(mass_[k]));
+                        team_.add(static_cast<std::uint32_t>(digit_[k]), weight_[k]);
                     }
                 });
                 const found_bin found = team_.find(top >> 63 != 0 ? tally::full : mass, [&](found_bin& told) {
                     told.target = target_of(told.total);
                     // Round 0 knows of nothing before: that is 0.
                     const std::uint64_t left = told.target - (by_rows_ ? before.rows : before.mass);
-                    return by_rows_ ? static_cast<std::uint32_t>(left) : digits::scaled(left);
+                    return by_rows_ ? static_cast<std::uint32_t>(left) : weight_of(left);
                 });
                 total_ = found.total;
                 target = found.target;
@@ -330,6 +350,8 @@ class quick_decision {
                 }
                 const std::int32_t length = bit_length(end_ - low_ - 1);
                 shift_ = length > digits::bits ? length - digits::bits : 0;
+                const std::int32_t of_rest = bit_length(total_ - before.mass);
+                unit_ = of_rest > 31 ? of_rest - 31 : 0;
                 team_.start_search(true);
                 make(chunk_);
             }
@@ -337,7 +359,7 @@ class quick_decision {
         if (before.collected == 0) {
             return false;
         }
-        team_.gather(static_cast<std::int32_t>(before.collected));
+        team_.quick_gather(static_cast<std::int32_t>(before.collected));
         cut_ = cut_among(before, target, stretch.own);
         return cut_.at.order >= 0;
     }
@@ -399,8 +421,8 @@ class quick_decision {
         const std::int32_t free_near = clamped(blocks_.rows.begin + near, free.begin, free.end) - free.begin;
         cut.place = near - free_near + static_cast<std::int32_t>(before.near) +
                     (cut.block < stretch ? block.rows - cut.rows_gone : 0);
-        const bool within = (cut.kept != free.size()) & (cut.kept + forced_ >= rule_.min_kept_rows) &
-                            (cut.kept + forced_ <= rule_.max_kept_rows);
+        const bool within = (cut.kept != free.size()) & (cut.kept + forced_ >= note_->min_kept_rows) &
+                            (cut.kept + forced_ <= note_->max_kept_rows);
         if (by_rows_ || within) {
             team_.quick_tell(cut);
         }
@@ -410,18 +432,17 @@ class quick_decision {
     const std::int32_t* positions_;
     segment_blocks blocks_{};
     bool ordered_ = true; ///< the only segment lies as it must
-    std::uint32_t tag_ = 0;
-    request_options options_{};
-    selection_rule rule_{};
-    std::int64_t fault_ = 0;
-    std::int32_t first_span_ = 0;
-    std::int32_t end_span_ = 0;
+    std::int32_t sink_ = 0;
+    std::int32_t tail_ = 0;
+    const quick_note* note_ = nullptr;
     std::int32_t position_ = 0; ///< of this thread's row among the first ones
     std::uint64_t mass_[held];
     std::int32_t rows_[held];
     std::int32_t chunk_ = -1; ///< first block of the team that is held
     std::int32_t digit_[held];
-    std::int32_t shift_ = -1; ///< of linear digits, of masses from low_ to end_ - 1
+    std::uint32_t weight_[held];
+    std::int32_t unit_ = digits::unit; ///< log2 of the mass that weighs 1
+    std::int32_t shift_ = -1;          ///< of linear digits, of masses from low_ to end_ - 1
     std::uint64_t low_ = 0;
     std::uint64_t end_ = 0;
     bool by_rows_ = false; ///< rows are what is summed up, else masses

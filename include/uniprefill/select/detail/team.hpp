@@ -12,7 +12,9 @@
 /// * `held_blocks`: how many of its blocks a thread keeps in registers
 /// * `combine(tally, with_free)`: the tallies of all threads together, for each of them; `free` only if asked
 ///   for
-/// * `note(yes)` by those whose group_rank() is 0, then after a count() `noted()` by all near threads
+/// * `note()`: where the thread whose near_rank() is 0 leaves a note, which after a count() is `noted()` by
+/// all
+///   near threads
 /// * `count(mine)`: how many threads near this one say yes, for which `near_rank()` and `near_size()` count.
 ///   `is_alone()`: whether all threads are near
 /// * `sync()`: waits for the others, whose writes to global memory can be seen then
@@ -32,8 +34,8 @@
 ///   `group_rank()`: the lowest near_rank() of those threads that have to do this in step
 /// * `tell(result)` by at most one thread near this one, then `told()` by all: what was told since the last
 ///   start_search(), a result of order -1 if nothing was
-/// * `quick_collect()`, `quick_collected()`, `quick_share_bits()`, `sum_shares()`, `quick_tell()`,
-/// `quick_told()`:
+/// * `quick_collect()`, `quick_gather()`, `quick_collected()`, `quick_share_bits()`, `sum_shares()`,
+/// `quick_tell()`, `quick_told()`:
 ///   as without "quick", of what a quick search needs; `quick_copies`: how many comparisons begin at once
 /// * `sum(sums)`: the sums of all threads together, for each of them, and how many blocks are collected
 /// * `add_near(cta, rows)`: where a cluster shares a stretch of rows, counts rows in that of one thread
