@@ -51,8 +51,9 @@ class serial_team {
         is_told_ = false;
     }
     void add(std::uint32_t digit, std::uint32_t weight) { weights_.at(digit) += weight; }
-    template <class Need>
-    detail::found_bin find(std::uint64_t mass, Need need_of) const {
+    template <class Need, class Meanwhile>
+    detail::found_bin find(std::uint64_t mass, Need need_of, Meanwhile meanwhile) const {
+        meanwhile();
         detail::found_bin found;
         found.total = mass;
         const std::uint32_t need = need_of(found);
@@ -78,9 +79,8 @@ class serial_team {
     detail::quick_block quick_collected(std::int32_t i) const {
         return quick_collected_.at(static_cast<std::size_t>(i));
     }
-    std::int32_t quick_share_bits(std::int32_t) const { return 0; }
-    void sum_shares(detail::quick_sums&, std::int32_t) const {}
-    static constexpr std::int32_t quick_copies = 2;
+    static constexpr std::int32_t group_size = 1;
+    void sum_group(detail::quick_sums&) const {}
     void quick_tell(const detail::quick_cut& result) {
         if (is_told_) {
             throw std::logic_error("two cuts");

@@ -31,7 +31,8 @@ struct block_team_memory {
     std::uint64_t of_block[2];
     std::uint32_t sums[3][words];
     std::uint32_t of_warps[32];
-    std::uint32_t near[8]; ///< kept rows by thread blocks of the cluster in whose stretch they lie
+    std::uint32_t reach[32]; ///< weights in bins of a warp and in higher ones
+    std::uint32_t near[8];   ///< kept rows by thread blocks of the cluster in whose stretch they lie
     std::uint32_t num_collected;
     quick_note notes[2]; ///< in turn: others may still read the last one
     found_bin found;
@@ -76,14 +77,15 @@ class block_team {
         if (thread < 8) {
             shared.near[thread] = 0;
         }
+        if (thread < 32) {
+            shared.reach[thread] = 0;
+        }
         if (thread == 0) {
             shared.num_collected = 0;
             shared.told.at.order = -1;
             shared.quick_told.at.order = -1;
             if constexpr (Clustered) {
-                for (mailbox& box : shared.boxes) {
-                    make_mailbox(&box);
-                }
+                make_mailboxes(shared.boxes);
             }
         }
     }
@@ -208,7 +210,7 @@ class block_team {
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t prefix(std::uint32_t mine,
                                                                     std::uint32_t& total) const {
         __syncthreads(); // others may still read the last ones
-        return block_prefix<Threads>(mine, shared_.of_warps, total);
+        return block_prefix<Threads>(mine, threadIdx.x / 32, shared_.of_warps, total);
     }
     /// Waits for the cluster if there is one.
     __device__ UNIPREFILL_HIDDEN void sync_cluster() const {
@@ -221,7 +223,7 @@ class block_team {
     /// have_met() waits.
     __device__ UNIPREFILL_HIDDEN void meet() const {
         if constexpr (Clustered) {
-            arrive_at_cluster();
+            come_to_cluster();
         }
     }
     __device__ UNIPREFILL_HIDDEN void have_met() const {
@@ -244,6 +246,9 @@ class block_team {
             }
             if (threadIdx.x < 8) {
                 shared_.near[threadIdx.x] = 0;
+            }
+            if (threadIdx.x < 32) {
+                shared_.reach[threadIdx.x] = 0;
             }
             if (threadIdx.x == 0) {
                 shared_.num_collected = 0;
@@ -320,8 +325,9 @@ class block_team {
             atomicAdd(&shared_.near[cta], rows);
         }
     }
-    template <class Need>
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN found_bin find(std::uint64_t mass, Need need_of) {
+    template <class Need, class Meanwhile>
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN found_bin find(std::uint64_t mass, Need need_of,
+                                                              Meanwhile meanwhile) {
         const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
         const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
         const std::uint32_t limbs = limb_sums(mass);
@@ -338,7 +344,7 @@ class block_team {
         }
         if constexpr (Clustered) {
             if (ctas() > 1) {
-                return find_together(here, sums, need_of);
+                return find_together(here, sums, need_of, meanwhile);
             }
         }
 #pragma unroll
@@ -346,21 +352,20 @@ class block_team {
             here[0] += here[i];
         }
         const std::uint32_t of_warp = __reduce_add_sync(~0u, here[0]);
-        if (lane == 0) {
-            shared_.of_warps[warp] = of_warp;
+        if (lane <= warp) {
+            atomicAdd(&shared_.reach[lane], of_warp);
         }
         __syncthreads();
         if (warp == 0) { // alone: 16 warps that do the same stand in each other's way
             found_bin found;
             found.total = mass_of(sums[0], sums[1], sums[2]);
             const std::uint32_t need = need_of(found);
-            constexpr std::int32_t warps = Threads / 32;
             // From the highest bin down.
-            const std::uint32_t weight = lane < warps ? shared_.of_warps[warps - 1 - lane] : 0;
-            std::uint32_t reach = warp_prefix(weight);
-            const std::int32_t chunk = first_lane(lane == warps - 1 || reach >= need);
-            const std::uint32_t before = __shfl_sync(~0u, reach - weight, chunk);
-            const std::int32_t highest = (warps - chunk) * 32 * fours - 1 - lane * fours;
+            constexpr std::int32_t warps = Threads / 32;
+            const bool reaches = lane < warps && shared_.reach[lane] >= need;
+            const std::int32_t chunk = 31 - __clz(static_cast<int>(__ballot_sync(~0u, reaches) | 1u));
+            const std::uint32_t before = chunk + 1 < warps ? shared_.reach[chunk + 1] : 0;
+            const std::int32_t highest = (chunk + 1) * 32 * fours - 1 - lane * fours;
             std::uint32_t weights[4 * fours];
             std::uint32_t own = 0;
 #pragma unroll
@@ -372,7 +377,7 @@ class block_team {
                 weights[4 * i + 3] = four.x;
                 own += four.x + four.y + four.z + four.w;
             }
-            reach = before + warp_prefix(own);
+            std::uint32_t reach = before + warp_prefix(own);
             const bool is_owner = first_lane(lane == 31 || reach >= need) == lane;
             reach -= own;
             std::int32_t digit = 4 * highest + 3;
@@ -385,8 +390,11 @@ class block_team {
                 found.digit = static_cast<std::uint32_t>(digit);
                 shared_.found = found;
             }
-        } else if (warp == 1) {
-            clear_last_sums(lane);
+        } else {
+            if (warp == 1) {
+                clear_last_sums(lane);
+            }
+            meanwhile();
         }
         __syncthreads();
         return shared_.found;
@@ -468,28 +476,16 @@ class block_team {
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN quick_block quick_collected(std::int32_t i) const {
         return *reinterpret_cast<const quick_block*>(&collected(i));
     }
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN static std::int32_t quick_share_bits(std::int32_t count) {
-        return Threads >= 256 ? 5 : share_bits(count); // a warp for each, which sums up sooner
+    UNIPREFILL_HIDDEN static constexpr std::int32_t group_size = 32;
+    __device__ UNIPREFILL_HIDDEN static void sum_group(quick_sums& mine) {
+        const std::uint32_t low = __reduce_add_sync(~0u, static_cast<std::uint32_t>(mine.mass) & limb);
+        const std::uint32_t middle =
+            __reduce_add_sync(~0u, static_cast<std::uint32_t>(mine.mass >> 22) & limb);
+        const std::uint32_t high = __reduce_add_sync(~0u, static_cast<std::uint32_t>(mine.mass >> 44));
+        mine.mass = low + (std::uint64_t{middle} << 22) + (std::uint64_t{high} << 44);
+        mine.rows = __reduce_add_sync(~0u, mine.rows);
+        mine.near = __reduce_add_sync(~0u, mine.near);
     }
-    __device__ UNIPREFILL_HIDDEN static void sum_shares(quick_sums& mine, std::int32_t bits) {
-        if constexpr (Threads >= 256) {
-            const std::uint32_t low = __reduce_add_sync(~0u, static_cast<std::uint32_t>(mine.mass) & limb);
-            const std::uint32_t middle =
-                __reduce_add_sync(~0u, static_cast<std::uint32_t>(mine.mass >> 22) & limb);
-            const std::uint32_t high = __reduce_add_sync(~0u, static_cast<std::uint32_t>(mine.mass >> 44));
-            mine.mass = low + (std::uint64_t{middle} << 22) + (std::uint64_t{high} << 44);
-            mine.rows = __reduce_add_sync(~0u, mine.rows);
-            mine.near = __reduce_add_sync(~0u, mine.near);
-        } else {
-#pragma unroll 1
-            for (std::int32_t bit = 0; bit < bits; ++bit) {
-                mine.mass += __shfl_xor_sync(~0u, mine.mass, 1 << bit);
-                mine.rows += __shfl_xor_sync(~0u, mine.rows, 1 << bit);
-                mine.near += __shfl_xor_sync(~0u, mine.near, 1 << bit);
-            }
-        }
-    }
-    UNIPREFILL_HIDDEN static constexpr std::int32_t quick_copies = Threads >= 256 ? 1 : 4;
     __device__ UNIPREFILL_HIDDEN void quick_tell(const quick_cut& result) {
         shared_.quick_told = result;
     }
@@ -528,10 +524,10 @@ class block_team {
         return Clustered ? state_.ctas : 1;
     }
     /// Little is sent to other thread blocks: sums of groups of bins, then the bins of one group.
-    template <class Need>
+    template <class Need, class Meanwhile>
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN found_bin find_together(std::uint32_t (&here)[fours],
                                                                        const std::uint32_t* sums,
-                                                                       Need need_of) {
+                                                                       Need need_of, Meanwhile meanwhile) {
         const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
         const std::int32_t self = rank_in_cluster();
         static_assert(memory::groups == 64 &&
@@ -592,8 +588,11 @@ class block_team {
                 found.digit = static_cast<std::uint32_t>(place);
                 shared_.found = found;
             }
-        } else if (threadIdx.x < 64) {
-            clear_last_sums(lane);
+        } else {
+            if (threadIdx.x < 64) {
+                clear_last_sums(lane);
+            }
+            meanwhile();
         }
         __syncthreads();
         return shared_.found;

@@ -39,6 +39,13 @@ __device__ UNIPREFILL_HIDDEN inline void arrive_at_cluster() {
 #endif
 }
 
+/// Tells the cluster that this thread is there; of what it wrote, only mailboxes that it made are.
+__device__ UNIPREFILL_HIDDEN inline void come_to_cluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
 /// Waits until every thread of the cluster has arrived.
 __device__ UNIPREFILL_HIDDEN inline void wait_for_cluster() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -104,14 +111,18 @@ __device__ UNIPREFILL_HIDDEN inline void wait_for_cluster() {
 using mailbox = std::uint64_t;
 
 /// By one thread; other thread blocks may send after the next barrier of the cluster.
-__device__ UNIPREFILL_HIDDEN inline void make_mailbox(mailbox* box) {
+template <std::int32_t Count>
+__device__ UNIPREFILL_HIDDEN inline void make_mailboxes(mailbox (&boxes)[Count]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;"
-                 :
-                 : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(box)))
-                 : "memory");
+    for (mailbox& box : boxes) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;"
+                     :
+                     : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(&box)))
+                     : "memory");
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #else
-    *box = 0;
+    static_cast<void>(boxes);
 #endif
 }
 

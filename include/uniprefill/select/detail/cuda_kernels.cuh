@@ -82,10 +82,11 @@ __global__ UNIPREFILL_HIDDEN void __launch_bounds__(Clustered ? select_threads :
     wait_for_previous_kernel();
     quick_decision<team_type, true> decision(team, call.step, call.rules, 0);
     row_writer<team_type> writer(call.step, call.out, memory);
-    const std::uint64_t mass = writer.first_mass();
+    auto first = writer.load_first();
     team.have_met();
-    if (UNIPREFILL_LIKELY(decision.run(writer.stretch()))) {
-        writer.run_quickly(decision, mass);
+    if (UNIPREFILL_LIKELY(
+            decision.run(writer.stretch(), [&] { writer.look_at_first(decision.blocks(), first); }))) {
+        writer.run_quickly(decision, first);
     } else {
         select_otherwise<Rule, Clustered>(call, team.remembered());
     }
@@ -154,7 +155,7 @@ __device__ UNIPREFILL_HIDDEN void decide(const selector_call<Rule>& call, const 
                                          Team& team) {
     if constexpr (std::is_same_v<Rule, selection_rule>) {
         quick_decision<Team, false> decision(team, call.step, call.rules, part.segment);
-        if (UNIPREFILL_LIKELY(decision.run(part.stretch))) {
+        if (UNIPREFILL_LIKELY(decision.run(part.stretch, [] {}))) {
             if (team.rank() == 0) {
                 call.verdicts[part.segment] = decision.verdict();
             }

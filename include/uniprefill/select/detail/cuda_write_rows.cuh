@@ -77,7 +77,8 @@ class row_writer {
         : step_(step)
         , out_(out)
         , memory_(memory)
-        , thread_(static_cast<std::int32_t>(threadIdx.x)) {}
+        , thread_(static_cast<std::int32_t>(threadIdx.x))
+        , slot_((thread_ + threads - 32) % threads) {}
 
     /// Of this thread block, where the step has one segment.
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN block_stretch stretch() const {
@@ -85,32 +86,50 @@ class row_writer {
         const std::int32_t size = out_.stretch.rows;
         return {size * (cta - rank_in_cluster()), size * cta, cluster_ctas(), out_.stretch};
     }
-    /// Then, the mass of this thread's first block, loaded before it is needed.
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint64_t first_mass() const {
-        const std::int32_t block = static_cast<std::int32_t>(blockIdx.x) * out_.stretch.rows + thread_;
-        return thread_ < out_.stretch.rows && block < step_.block.blocks(step_.batch.num_rows)
-                   ? static_cast<std::uint64_t>(step_.free_mass[block])
-                   : 0;
+    /// A thread's first block: its mass, which is loaded before it is needed, and what can be told of it
+    /// before the cut is known.
+    struct first_block {
+        block_rank rank{};
+        row_range rows{};
+        std::int32_t free_rows = 0;
+    };
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN first_block load_first() const {
+        const std::int32_t block = static_cast<std::int32_t>(blockIdx.x) * out_.stretch.rows + slot_;
+        first_block made;
+        if (slot_ < out_.stretch.rows && block < step_.block.blocks(step_.batch.num_rows)) {
+            made.rank.mass = static_cast<std::uint64_t>(step_.free_mass[block]);
+        }
+        return made;
     }
-    /// Writes everything where the step has one segment, decided quickly. @p mass: first_mass().
+    __device__ UNIPREFILL_HIDDEN void look_at_first(const segment_blocks& blocks, first_block& first) const {
+        if ((slot_ & ~31) < out_.stretch.rows) {
+            look_at(blocks, static_cast<std::int32_t>(blockIdx.x) * out_.stretch.rows + slot_, first);
+        }
+    }
+    /// Writes everything where the step has one segment, decided quickly.
     template <class Decision>
-    __device__ UNIPREFILL_HIDDEN void run_quickly(const Decision& decision, std::uint64_t mass) {
+    __device__ UNIPREFILL_HIDDEN void run_quickly(const Decision& decision, first_block first) {
         const segment_blocks& blocks = decision.blocks();
-        // Meanwhile the first warp looks for places, most often alone.
+        // Meanwhile one warp looks for places, most often alone.
         write_rest((blocks.count + 31) / 32, blocks.rows.end, decision.kept(), 1);
         const std::int32_t begin = static_cast<std::int32_t>(blockIdx.x) * out_.stretch.rows;
         std::int32_t place = decision.place();
         end_ = begin + out_.stretch.rows < blocks.count ? begin + out_.stretch.rows : blocks.count;
 #pragma unroll 1
         for (std::int32_t from = begin; from < static_cast<std::int32_t>(end_); from += threads) {
-            const std::int32_t block = from + thread_;
+            const std::int32_t block = from + slot_;
             block_place held;
             if (block < static_cast<std::int32_t>(end_)) {
-                mass = from > begin ? static_cast<std::uint64_t>(blocks.free_mass[block]) : mass;
-                const row_range rows = blocks.rows_of(block);
-                held.first_row = rows.begin;
-                held.rows = static_cast<std::uint16_t>(rows.size());
-                held.kept = static_cast<std::uint16_t>(rows.size() - decision.rows_that_go(block, mass));
+                if (from > begin) {
+                    first.rank.mass = static_cast<std::uint64_t>(blocks.free_mass[block]);
+                }
+                if (thread_ < 32 || from > begin) { // the first warp had to look for the bin
+                    look_at(blocks, block, first);
+                }
+                held.first_row = first.rows.begin;
+                held.rows = static_cast<std::uint16_t>(first.rows.size());
+                held.kept = static_cast<std::uint16_t>(first.rows.size() -
+                                                       decision.rows_that_go(first.rank, first.free_rows));
             }
             write_chunk(held, from, place, [&](const block_place& at, std::int32_t lane) {
                 write_part(at, lane, decision.verdict(), blocks);
@@ -151,8 +170,8 @@ class row_writer {
 #pragma unroll 1
             for (std::int32_t from = begin; from < end_; from += threads) {
                 block_place held;
-                if (from + thread_ < end_) {
-                    held = place_of(0, decision.blocks(), verdict, from + thread_);
+                if (from + slot_ < end_) {
+                    held = place_of(0, decision.blocks(), verdict, from + slot_);
                 }
                 if (round == 0) {
                     mine.mass += held.kept;
@@ -208,7 +227,7 @@ class row_writer {
             __reduce_add_sync(~0u, lane < threads / 32 ? memory_.kept_before[lane] : 0));
 #pragma unroll 1
         for (std::int64_t from = begin; from < end_; from += threads) {
-            const block_place held = from + thread_ < end_ ? places[from + thread_] : block_place{};
+            const block_place held = from + slot_ < end_ ? places[from + slot_] : block_place{};
             write_chunk(held, from, place, [&](const block_place& at, std::int32_t lane) {
                 const row_range rows = rows_of_segment(batch, at.segment);
                 const segment_verdict verdict = verdicts[at.segment];
@@ -222,6 +241,12 @@ class row_writer {
     }
 
   private:
+    __device__ UNIPREFILL_HIDDEN static void look_at(const segment_blocks& blocks, std::int32_t block,
+                                                     first_block& first) {
+        first.rank.order = blocks.order(block);
+        first.rows = blocks.rows_of(block);
+        first.free_rows = blocks.free_rows_outside_spans(block);
+    }
     /// Writes what became of entries @p from to end_ - 1 of arrays laid out by block_offset(), or of as many
     /// of them as there are threads: each has one. @p place: of the first kept row.
     /// @p part(block, lane) writes the rows of a block of which only some stay, together with its warp.
@@ -229,12 +254,13 @@ class row_writer {
     __device__ UNIPREFILL_HIDDEN void write_chunk(block_place held, std::int64_t from, std::int32_t& place,
                                                   Part part) {
         const auto left = static_cast<std::int32_t>(end_ - from < threads ? end_ - from : threads);
-        const bool has_any = (thread_ & ~31) < left; // its whole warp alike
+        const bool has_any = (slot_ & ~31) < left; // its whole warp alike
         const bool whole = held.rows > 0 && held.kept == held.rows;
         std::uint32_t sum_here = held.kept;
         if (left > 32) {
             std::uint32_t kept = 0;
-            sum_here = block_prefix<threads>(held.kept, memory_.sums, kept);
+            sum_here =
+                block_prefix<threads>(held.kept, static_cast<unsigned>(slot_) / 32, memory_.sums, kept);
             held.place = place + static_cast<std::int32_t>(sum_here) - held.kept;
             place += static_cast<std::int32_t>(kept);
         } else if (has_any) { // the last ones
@@ -242,17 +268,17 @@ class row_writer {
         }
         if (has_any) {
             const unsigned bits = __ballot_sync(~0u, whole);
-            if (thread_ % 32 == 0) {
-                out_.keep_bits[(from + thread_) / 32] = bits;
+            if (slot_ % 32 == 0) {
+                out_.keep_bits[(from + slot_) / 32] = bits;
             }
-            memory_.places[thread_] = held;
+            memory_.places[slot_] = held;
         }
         __syncthreads();
         write_whole_blocks(left);
         const bool in_bound = held.place + held.kept <= out_.kept_bound;
         const bool by_rows = held.kept > 0 && !(whole && in_bound);
         for (unsigned rest = __ballot_sync(~0u, by_rows); rest != 0; rest &= rest - 1) {
-            part(memory_.places[thread_ / 32 * 32 + __ffs(static_cast<int>(rest)) - 1], thread_ % 32);
+            part(memory_.places[(slot_ & ~31) + __ffs(static_cast<int>(rest)) - 1], thread_ % 32);
         }
         if (from + threads < end_) {
             __syncthreads();
@@ -272,7 +298,7 @@ class row_writer {
     __device__ UNIPREFILL_HIDDEN void write_whole_blocks(std::int32_t count) const {
         const block_size& fours = out_.fours;
         const std::int32_t items = count * fours.rows;
-#pragma unroll 1
+#pragma unroll 2
         for (std::int32_t item = thread_; item < items; item += threads) {
             const std::int32_t i = fours.whole(item);
             const std::int32_t r = 4 * (item - i * fours.rows);
@@ -333,11 +359,11 @@ class row_writer {
     }
 
     /// What lies beyond the blocks, the rows and the kept rows of the step.
-    /// By all threads but those of the first @p left_out warps.
+    /// By all threads but those of the first @p left_out warps' slots.
     __device__ UNIPREFILL_HIDDEN void write_rest(std::int64_t words, std::int32_t rows, std::int32_t kept,
                                                  std::int32_t left_out = 0) const {
         // Below 2^32: what is counted is below 2^31, and so is the grid.
-        const std::int32_t mine = thread_ - 32 * left_out;
+        const std::int32_t mine = slot_ - 32 * left_out;
         if (mine < 0) {
             return;
         }
@@ -377,7 +403,8 @@ class row_writer {
             std::uint32_t sum = 0;
             __syncthreads(); // the last round's readers
             const std::int32_t end = before + static_cast<std::int32_t>(block_prefix<threads>(
-                                                  static_cast<std::uint32_t>(kept), memory_.sums, sum));
+                                                  static_cast<std::uint32_t>(kept),
+                                                  static_cast<unsigned>(thread_) / 32, memory_.sums, sum));
             before += static_cast<std::int32_t>(sum);
             if (ours) {
                 write_segment(s, end - kept, end, verdicts[s]);
@@ -465,6 +492,8 @@ class row_writer {
     const selection_arrays& out_;
     writer_memory<Team>& memory_;
     std::int32_t thread_;
+    std::int32_t
+        slot_; ///< which of as many blocks as there are threads: the first warp, busy longest, has the last
     std::int64_t end_ =
         0; ///< of this thread block's stretch, in entries of arrays laid out by block_offset()
 };

@@ -109,9 +109,13 @@ struct cut_result {
 };
 
 /// ceil(share * whole), or the least integer above share * whole.
-[[nodiscard]] UNIPREFILL_API constexpr std::uint64_t mass_target(std::uint64_t whole, unit_fraction share,
-                                                                 bool must_exceed) noexcept {
+[[nodiscard]] UNIPREFILL_API inline std::uint64_t mass_target(std::uint64_t whole, unit_fraction share,
+                                                              bool must_exceed) noexcept {
+#if defined(__CUDA_ARCH__)
+    const wide_product product{__umul64hi(whole, share.value), whole * share.value};
+#else
     const wide_product product = wide_product::of(whole, share.value);
+#endif
     const std::uint64_t floor = (product.high << 1) | (product.low >> 63);
     return floor + (must_exceed || (product.low << 1) != 0 ? 1 : 0);
 }
@@ -228,8 +232,8 @@ template <class Team>
                                 }
                             });
             const std::uint64_t need = (goal.target - above + half) >> shift;
-            const found_bin found =
-                team.find(0, [=](found_bin&) { return need > 0 ? static_cast<std::uint32_t>(need) : 1; });
+            const found_bin found = team.find(
+                0, [=](found_bin&) { return need > 0 ? static_cast<std::uint32_t>(need) : 1; }, [] {});
             std::int32_t bits = 0;
             bin.low += digits.first_key(found.digit, bits);
             const std::uint64_t width = std::uint64_t{1} << bits;

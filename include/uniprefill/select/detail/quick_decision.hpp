@@ -81,8 +81,6 @@ struct block_stretch {
 template <class Team, bool Only>
 class quick_decision {
     UNIPREFILL_HIDDEN static constexpr std::int32_t held = Team::held_blocks;
-    /// Teams of few bins compare all blocks with each other instead.
-    UNIPREFILL_HIDDEN static constexpr bool counts = Team::digit_bits >= 11;
     using digits = quick_digits<Team::digit_bits>;
 
   public:
@@ -127,9 +125,11 @@ class quick_decision {
     }
 
     /// @param stretch whose rows before it place() is to tell
+    /// @param meanwhile what threads do that have to wait, once their segment's blocks() are known
     /// @return whether the segment is decided
     UNIPREFILL_ANY_TEAM
-    [[nodiscard]] UNIPREFILL_API bool run(const block_stretch& stretch) noexcept {
+    template <class Meanwhile>
+    [[nodiscard]] UNIPREFILL_API bool run(const block_stretch& stretch, Meanwhile meanwhile) noexcept {
         const row_range rows = blocks_.rows;
         row_range& free = blocks_.forced.free;
         free.begin = rows.begin + team_.count(team_.near_rank() < rows.size() && position_ < sink_);
@@ -143,7 +143,7 @@ class quick_decision {
         }
         blocks_.ties = note_->ties;
         make(0);
-        return find_cut(stretch);
+        return find_cut(stretch, meanwhile);
     }
 
     /// After run(), if that decided.
@@ -168,18 +168,14 @@ class quick_decision {
     /// Rows that stay of those before the stretch.
     [[nodiscard]] UNIPREFILL_API std::int32_t place() const noexcept { return cut_.place; }
     [[nodiscard]] UNIPREFILL_API const segment_blocks& blocks() const noexcept { return blocks_; }
-    /// Rows of a block that go; of a team that is alone.
-    [[nodiscard]] UNIPREFILL_API std::int32_t rows_that_go(std::int32_t block) const noexcept {
-        // Without bins every thread holds its block.
-        return rows_that_go(block, counts || held > 1 ? static_cast<std::uint64_t>(blocks_.free_mass[block])
-                                                      : mass_[0]);
+    /// Rows that go of a block, of which @p free_rows may.
+    [[nodiscard]] UNIPREFILL_API std::int32_t rows_that_go(const block_rank& rank,
+                                                           std::int32_t free_rows) const noexcept {
+        return rank.before(cut_.at) ? 0 : rank.order == cut_.at.order ? cut_.rows_gone : free_rows;
     }
-    /// The same with the block's mass.
-    [[nodiscard]] UNIPREFILL_API std::int32_t rows_that_go(std::int32_t block,
-                                                           std::uint64_t mass) const noexcept {
-        const std::int32_t free_rows = blocks_.free_rows_outside_spans(block);
-        const bool stays = block_rank{mass, blocks_.order(block)}.before(cut_.at);
-        return stays ? 0 : block == cut_.block ? cut_.rows_gone : free_rows;
+    [[nodiscard]] UNIPREFILL_API std::int32_t rows_that_go(std::int32_t block) const noexcept {
+        return rows_that_go({static_cast<std::uint64_t>(blocks_.free_mass[block]), blocks_.order(block)},
+                            blocks_.free_rows_outside_spans(block));
     }
 
   private:
@@ -208,8 +204,7 @@ class quick_decision {
             ((options.sink | options.tail | options.min_length) >= 0) & (options.sink <= team_.near_size()) &
             (options.sink <= sink_rows_counted) & (spans.begin >= 0) & (spans.begin == spans.end);
         note.is_common = ordered_ & common_rule & common_request & (fault == 0) &
-                         (blocks_.rows.size() >= options.min_length) &
-                         (counts || blocks_.count <= Team::capacity);
+                         (blocks_.rows.size() >= options.min_length);
         return note;
     }
 
@@ -225,13 +220,11 @@ class quick_decision {
         for (std::int32_t k = 0; k < held; ++k) {
             rows_[k] = blocks_.free_rows_outside_spans(chunk + team_.rank() + k * team_.size());
             mass_[k] = rows_[k] > 0 ? mass_[k] : 0;
-            if constexpr (counts) {
-                const std::uint32_t scaled = digits::scaled(mass_[k]);
-                digit_[k] = rows_[k] > 0 ? static_cast<std::int32_t>(digits::digit(scaled)) : -1;
-                weight_[k] = by_rows_ ? static_cast<std::uint32_t>(rows_[k]) : scaled;
-            }
+            const std::uint32_t scaled = digits::scaled(mass_[k]);
+            digit_[k] = rows_[k] > 0 ? static_cast<std::int32_t>(digits::digit(scaled)) : -1;
+            weight_[k] = by_rows_ ? static_cast<std::uint32_t>(rows_[k]) : scaled;
         }
-        if (counts && shift_ >= 0) { // linear ones of a narrow range
+        if (shift_ >= 0) { // linear ones of a narrow range
             UNIPREFILL_UNROLL
             for (std::int32_t k = 0; k < held; ++k) {
                 digit_[k] = rows_[k] <= 0 || mass_[k] < low_ ? -1
@@ -265,99 +258,75 @@ class quick_decision {
             chunk += held * team_.size();
         } while (chunk < blocks_.count);
     }
-    UNIPREFILL_API void collect(std::int32_t k, std::int32_t block) noexcept {
-        team_.quick_collect({mass_[k], blocks_.order(block), rows_[k]});
-    }
 
     /// Fills cut_ and total_. @return whether the cut was found
     UNIPREFILL_ANY_TEAM
-    [[nodiscard]] UNIPREFILL_API bool find_cut(const block_stretch& stretch) noexcept {
-        team_.start_search(counts);
-        quick_sums before; // what ranks before the collected blocks
-        std::uint64_t target = static_cast<std::uint64_t>(note_->budget_rows - forced_);
-        const auto target_of = [this, target](std::uint64_t total) {
-            return by_rows_ ? target : mass_target(total, note_->share, note_->must_exceed);
-        };
-        if constexpr (!counts) {
+    template <class Meanwhile>
+    [[nodiscard]] UNIPREFILL_API bool find_cut(const block_stretch& stretch, Meanwhile meanwhile) noexcept {
+        team_.start_search(true);
+        quick_sums before; // what ranks before the bin
+        std::uint64_t target = 0;
+        UNIPREFILL_ONE_COPY
+        for (std::int32_t round = 0;; ++round) {
+            std::uint64_t mass = 0;
             std::uint64_t top = 0; // its highest bit: a mass that is none, or too many of them
-            each([&](std::int32_t k, std::int32_t block) {
-                before.mass += mass_[k];
-                top |= before.mass | mass_[k];
-                if (rows_[k] > 0) {
-                    collect(k, block);
+            each([&](std::int32_t k, std::int32_t) {
+                mass += mass_[k];
+                top |= mass | mass_[k];
+                if (static_cast<std::uint32_t>(digit_[k]) < 1u << digits::bits) {
+                    team_.add(static_cast<std::uint32_t>(digit_[k]), weight_[k]);
                 }
             });
-            before.mass = top >> 63 != 0 ? tally::full : before.mass;
-            team_.sum(before);
-            total_ = before.mass;
-            target = target_of(total_);
-            before.mass = 0;
-            if (total_ - 1 >= tally::full - 1) {
+            const found_bin found = team_.find(
+                top >> 63 != 0 ? tally::full : mass,
+                [&](found_bin& told) {
+                    told.target = by_rows_ ? static_cast<std::uint64_t>(note_->budget_rows - forced_)
+                                           : mass_target(told.total, note_->share, note_->must_exceed);
+                    const std::uint64_t left = told.target - (by_rows_ ? before.rows : before.mass);
+                    const std::uint32_t need = by_rows_ ? static_cast<std::uint32_t>(left) : weight_of(left);
+                    return need > 0 ? need : 1u;
+                },
+                meanwhile);
+            total_ = found.total;
+            target = found.target;
+            if (total_ - 1 >= digits::end - 1) {
                 return false;
             }
-        } else {
-            UNIPREFILL_ONE_COPY
-            for (std::int32_t round = 0;; ++round) {
-                std::uint64_t mass = 0;
-                std::uint64_t top = 0;
-                each([&](std::int32_t k, std::int32_t) {
-                    mass += mass_[k];
-                    top |= mass | mass_[k];
-                    if (static_cast<std::uint32_t>(digit_[k]) < 1u << digits::bits) {
-                        team_.add(static_cast<std::uint32_t>(digit_[k]), weight_[k]);
-                    }
-                });
-                const found_bin found = team_.find(top >> 63 != 0 ? tally::full : mass, [&](found_bin& told) {
-                    told.target = target_of(told.total);
-                    // Round 0 knows of nothing before: that is 0.
-                    const std::uint64_t left = told.target - (by_rows_ ? before.rows : before.mass);
-                    return by_rows_ ? static_cast<std::uint32_t>(left) : weight_of(left);
-                });
-                total_ = found.total;
-                target = found.target;
-                if (total_ - 1 >= digits::end - 1) {
-                    return false;
+            const auto digit = static_cast<std::int32_t>(found.digit);
+            before = {};
+            each([&](std::int32_t k, std::int32_t block) {
+                if (digit_[k] > digit) {
+                    before.mass += mass_[k];
+                    before.rows += static_cast<std::uint32_t>(rows_[k]);
+                    before.near += stretch.rows_before(team_, block, static_cast<std::uint32_t>(rows_[k]));
                 }
-                const auto digit = static_cast<std::int32_t>(found.digit);
-                before = {};
-                each([&](std::int32_t k, std::int32_t block) {
-                    if (digit_[k] > digit) {
-                        before.mass += mass_[k];
-                        before.rows += static_cast<std::uint32_t>(rows_[k]);
-                        before.near +=
-                            stretch.rows_before(team_, block, static_cast<std::uint32_t>(rows_[k]));
-                    }
-                    if (digit_[k] == digit) {
-                        collect(k, block);
-                    }
-                });
-                team_.sum(before);
-                if ((by_rows_ ? before.rows : before.mass) >= target) {
-                    return false;
+                if (digit_[k] == digit) {
+                    team_.quick_collect({mass_[k], blocks_.order(block), rows_[k]});
                 }
-                if (UNIPREFILL_LIKELY(before.collected <= static_cast<std::uint32_t>(Team::capacity))) {
-                    break;
-                }
-                // The same again among the blocks of this bin.
-                const std::uint64_t first = shift_ < 0 ? digits::first_mass(found.digit)
-                                                       : low_ + (std::uint64_t{found.digit} << shift_);
-                const std::uint64_t next =
-                    shift_ < 0 ? digits::first_mass(found.digit + 1) : first + (std::uint64_t{1} << shift_);
-                end_ = shift_ < 0 || next < end_ ? next : end_;
-                low_ = first;
-                if (round == 2 || end_ - low_ == 1) {
-                    return false;
-                }
-                const std::int32_t length = bit_length(end_ - low_ - 1);
-                shift_ = length > digits::bits ? length - digits::bits : 0;
-                const std::int32_t of_rest = bit_length(total_ - before.mass);
-                unit_ = of_rest > 31 ? of_rest - 31 : 0;
-                team_.start_search(true);
-                make(chunk_);
+            });
+            team_.sum(before);
+            if ((by_rows_ ? before.rows : before.mass) >= target || before.collected == 0) {
+                return false;
             }
-        }
-        if (before.collected == 0) {
-            return false;
+            if (UNIPREFILL_LIKELY(before.collected <= static_cast<std::uint32_t>(Team::capacity))) {
+                break;
+            }
+            // The same again among the blocks of this bin.
+            const std::uint64_t first =
+                shift_ < 0 ? digits::first_mass(found.digit) : low_ + (std::uint64_t{found.digit} << shift_);
+            const std::uint64_t next =
+                shift_ < 0 ? digits::first_mass(found.digit + 1) : first + (std::uint64_t{1} << shift_);
+            end_ = shift_ < 0 || next < end_ ? next : end_;
+            low_ = first;
+            if (round == 3 || end_ - low_ == 1) {
+                return false;
+            }
+            const std::int32_t length = bit_length(end_ - low_ - 1);
+            shift_ = length > digits::bits ? length - digits::bits : 0;
+            const std::int32_t of_rest = bit_length(total_ - before.mass);
+            unit_ = of_rest > 31 ? of_rest - 31 : 0;
+            team_.start_search(true);
+            make(chunk_);
         }
         team_.quick_gather(static_cast<std::int32_t>(before.collected));
         cut_ = cut_among(before, target, stretch.own);
@@ -370,33 +339,27 @@ class quick_decision {
     [[nodiscard]] UNIPREFILL_API quick_cut cut_among(const quick_sums& sums, std::uint64_t target,
                                                      std::int32_t stretch) noexcept {
         const auto count = static_cast<std::int32_t>(sums.collected);
-        const std::int32_t bits = team_.quick_share_bits(count);
-        const std::int32_t share = team_.near_rank() & ((1 << bits) - 1);
+        const std::int32_t share = team_.near_rank() % Team::group_size;
         UNIPREFILL_ONE_COPY
-        for (std::int32_t base = 0; base + (team_.group_rank() >> bits) < count;
-             base += team_.near_size() >> bits) {
-            const std::int32_t mine = base + (team_.near_rank() >> bits);
-            const quick_block block = team_.quick_collected(mine < count ? mine : 0);
+        for (std::int32_t mine = team_.near_rank() / Team::group_size; mine < count;
+             mine += team_.near_size() / Team::group_size) {
+            const quick_block block = team_.quick_collected(mine);
             quick_sums before;
             UNIPREFILL_ONE_COPY
-            for (std::int32_t from = share; from < count; from += Team::quick_copies << bits) {
-                UNIPREFILL_UNROLL
-                for (std::int32_t copy = 0; copy < Team::quick_copies; ++copy) {
-                    const std::int32_t i = from + (copy << bits);
-                    const quick_block other = i < count ? team_.quick_collected(i) : quick_block{};
-                    const bool is_before = other.rank().before(block.rank());
-                    const std::uint32_t rows = is_before ? static_cast<std::uint32_t>(other.rows) : 0;
-                    before.mass += is_before ? other.mass : 0;
-                    before.rows += rows;
-                    before.near += blocks_.order(other.order) < stretch ? rows : 0;
-                }
+            for (std::int32_t i = share; i < count; i += Team::group_size) {
+                const quick_block other = team_.quick_collected(i);
+                const bool is_before = other.rank().before(block.rank());
+                const std::uint32_t rows = is_before ? static_cast<std::uint32_t>(other.rows) : 0;
+                before.mass += is_before ? other.mass : 0;
+                before.rows += rows;
+                before.near += blocks_.order(other.order) < stretch ? rows : 0;
             }
-            team_.sum_shares(before, bits);
+            team_.sum_group(before);
             before.mass += sums.mass;
             before.rows += sums.rows;
             const std::uint64_t reached = by_rows_ ? before.rows : before.mass;
             const std::uint64_t weight = by_rows_ ? static_cast<std::uint64_t>(block.rows) : block.mass;
-            if (mine < count && share == 0 && reached < target && reached + weight >= target) {
+            if (share == 0 && reached < target && reached + weight >= target) {
                 before.near += sums.near;
                 tell(block, before, target, stretch);
             }

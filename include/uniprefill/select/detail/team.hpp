@@ -23,10 +23,10 @@
 /// * `start_search(counts)`: empties the collection, and all bins if it @p counts
 /// * `digit_bits`, `add(digit, weight)`: puts a weight into a bin, 0 <= digit < 2^digit_bits. All weights
 ///   together stay below 2^32.
-/// * `find(mass, need_of)`: sums up masses too, and from the highest bin down finds the bin in which the
-/// running
-///   sum of weights reaches need_of(found), for each thread; bin 0 where the weights don't reach. `need_of`
-///   is asked by a few threads, knows the total, and may tell all a target.
+/// * `find(mass, need_of, meanwhile)`: sums up masses too, and from the highest bin down finds the bin in
+/// which
+///   the running sum of weights reaches need_of(found), for each thread; bin 0 where the weights don't reach.
+///   `need_of` is asked by a few threads, knows the total, and may tell all a target; others do meanwhile()
 /// * `collect(candidate)`, `capacity`: hands a block to everyone. Only the first `capacity` are kept.
 /// * `gather(count)`: after a combine(), makes collected blocks readable as `collected(i)`, i < count
 /// * `share_bits(count)`: 2^bits neighbouring threads look at one of @p count collected blocks together;
@@ -34,9 +34,10 @@
 ///   `group_rank()`: the lowest near_rank() of those threads that have to do this in step
 /// * `tell(result)` by at most one thread near this one, then `told()` by all: what was told since the last
 ///   start_search(), a result of order -1 if nothing was
-/// * `quick_collect()`, `quick_gather()`, `quick_collected()`, `quick_share_bits()`, `sum_shares()`,
-/// `quick_tell()`, `quick_told()`:
-///   as without "quick", of what a quick search needs; `quick_copies`: how many comparisons begin at once
+/// * `quick_collect()`, `quick_gather()`, `quick_collected()`, `quick_tell()`, `quick_told()`: as without
+/// "quick",
+///   of what a quick search needs. `group_size` threads look at one block together, `sum_group(sums)` is what
+///   they found
 /// * `sum(sums)`: the sums of all threads together, for each of them, and how many blocks are collected
 /// * `add_near(cta, rows)`: where a cluster shares a stretch of rows, counts rows in that of one thread
 /// block;
