@@ -299,18 +299,16 @@ int main(int argc, char** argv) {
             add_select(what, "fixed_budget", rule::fixed_budget(half(what)), device, "automatic", {});
             for (const launch_count launches : {launch_count::one, launch_count::two}) {
                 for (const std::int32_t cluster : {1, 2, 4, 8}) {
-                    if (launches == launch_count::one && cluster > 1) {
-                        continue; // clusters are for two launches
+                    if (launches == launch_count::one && what.requests > 1) {
+                        continue; // one launch is for one segment
                     }
                     up::cuda_selector_options how;
                     how.cluster_ctas = cluster;
                     how.launches = launches;
-                    if (launches == launch_count::two || what.requests <= 256) {
-                        add_select(what, "top_p", rule::top_p(0.9), device,
-                                   (launches == launch_count::one ? "one/cluster:" : "two/cluster:") +
-                                       std::to_string(cluster),
-                                   how);
-                    }
+                    add_select(what, "top_p", rule::top_p(0.9), device,
+                               (launches == launch_count::one ? "one/cluster:" : "two/cluster:") +
+                                   std::to_string(cluster),
+                               how);
                 }
             }
         }

@@ -18,7 +18,7 @@ namespace detail {
 /// What a block_team shares.
 template <std::int32_t Threads>
 struct block_team_memory {
-    UNIPREFILL_HIDDEN static constexpr std::int32_t bins = Threads < 256 ? 512 : 8 * Threads;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t bins = Threads < 256 ? 512 : 4096;
     UNIPREFILL_HIDDEN static constexpr std::int32_t groups = 64;
     UNIPREFILL_HIDDEN static constexpr std::int32_t capacity = 128;
     UNIPREFILL_HIDDEN static constexpr std::int32_t words = 12; ///< of a tally
@@ -55,8 +55,8 @@ class block_team {
     using memory = block_team_memory<Threads>;
     UNIPREFILL_HIDDEN static constexpr bool is_clustered = Clustered;
     UNIPREFILL_HIDDEN static constexpr std::int32_t capacity = memory::capacity;
-    UNIPREFILL_HIDDEN static constexpr std::int32_t held_blocks = Threads < 256 ? 1 : Threads == 256 ? 8 : 4;
-    UNIPREFILL_HIDDEN static constexpr std::int32_t digit_bits = Threads < 256 ? 9 : Threads == 256 ? 11 : 12;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t held_blocks = Threads < 256 ? 1 : 4;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t digit_bits = Threads < 256 ? 9 : 12;
     static_assert(memory::bins == 1 << digit_bits && memory::bins % (4 * Threads) == 0);
     UNIPREFILL_HIDDEN static constexpr std::int32_t fours = memory::bins / (4 * Threads);
     UNIPREFILL_HIDDEN static constexpr std::uint32_t limb = (1u << 22) - 1;

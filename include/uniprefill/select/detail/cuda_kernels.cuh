@@ -15,17 +15,13 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
-#ifndef AO_THREADS
-#    define AO_THREADS 512
-#endif
-inline constexpr std::int32_t at_once_threads = AO_THREADS;
 /// Threads of a thread block.
 inline constexpr std::int32_t select_threads = 512;
 /// Threads of those that decide small segments: as many as collect every block of a segment.
 inline constexpr std::int32_t small_select_threads = 128;
 
 /// Segments of up to this many blocks are decided by a thread block for itself even where there are clusters.
-inline constexpr std::int32_t lone_blocks = 4096;
+inline constexpr std::int32_t lone_blocks = 8192;
 
 /// What the kernels are given.
 template <class Rule>
@@ -50,7 +46,7 @@ template <class Memory>
 
 /// The team that decides and writes at once.
 template <bool Clustered>
-using team_at_once = block_team<Clustered ? select_threads : at_once_threads, Clustered>;
+using team_at_once = block_team<select_threads, Clustered>;
 
 /// What select_at_once() does where the step is not the common case. Out of its way: instructions that lie
 /// between those of the common case would be fetched too.
@@ -69,8 +65,7 @@ select_otherwise(const selector_call<Rule>& call, typename team_at_once<Clustere
 /// Every thread block, or every cluster, decides the only segment for itself, then writes its own stretch of
 /// rows. None waits for another.
 template <class Rule, bool Clustered>
-__global__ UNIPREFILL_HIDDEN void __launch_bounds__(Clustered ? select_threads : at_once_threads,
-                                                    Clustered ? 2 : 1)
+__global__ UNIPREFILL_HIDDEN void __launch_bounds__(select_threads, Clustered ? 2 : 1) // 16 clusters must fit
     select_at_once(const __grid_constant__ selector_call<Rule> call) {
     using team_type = team_at_once<Clustered>;
     auto& memory = shared_memory<writer_memory<team_type>>();

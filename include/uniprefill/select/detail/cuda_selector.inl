@@ -175,9 +175,9 @@ UNIPREFILL_HOST_API status block_selector<Rule, backend::cuda>::run(
         UNIPREFILL_TRY(
             launch(&detail::decide_segments<Rule, threads, false>, 1, plan.deciding, threads, call));
     } else if (plan.at_once) {
-        UNIPREFILL_TRY(launch(
-            plan.cluster > 1 ? &detail::select_at_once<Rule, true> : &detail::select_at_once<Rule, false>,
-            plan.cluster, plan.grid, plan.cluster > 1 ? threads : detail::at_once_threads, call));
+        UNIPREFILL_TRY(launch(plan.cluster > 1 ? &detail::select_at_once<Rule, true>
+                                               : &detail::select_at_once<Rule, false>,
+                              plan.cluster, plan.grid, threads, call));
         written = true;
     } else if (plan.small) {
         constexpr std::int32_t few = detail::small_select_threads;

@@ -16,14 +16,15 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
-/// Digits of masses below 2^61 that depend on nothing else, so that they can be counted while masses are
+/// Digits of masses below `end` that depend on nothing else, so that they can be counted while masses are
 /// summed: those of a floating-point number with a 5-bit exponent, of the mass in units.
 template <std::int32_t Bits>
 struct quick_digits {
     UNIPREFILL_HIDDEN static constexpr std::int32_t bits = Bits;
     UNIPREFILL_HIDDEN static constexpr std::int32_t fraction = Bits - 5;
-    UNIPREFILL_HIDDEN static constexpr std::int32_t unit = 30; ///< log2
-    UNIPREFILL_HIDDEN static constexpr std::uint64_t end = std::uint64_t{1} << 61;
+    UNIPREFILL_HIDDEN static constexpr std::int32_t unit = 31; ///< log2
+    UNIPREFILL_HIDDEN static constexpr std::uint64_t end =
+        (std::uint64_t{1} << 63) - (std::uint64_t{1} << (unit - 1)); ///< in units, rounded, 2^32
 
     /// A mass in units, to the nearest.
     [[nodiscard]] static UNIPREFILL_API constexpr std::uint32_t scaled(std::uint64_t mass) noexcept {
