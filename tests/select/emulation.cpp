@@ -110,9 +110,6 @@ std::int32_t check_alike(step& what, const std::vector<Rule>& rules, const decis
             const detail::block_fate fate = detail::fate_of(verdict, blocks, b);
             REQUIRE(fate.rows == rows.size());
             const std::int64_t index = up::block_offset(s, what.begin(s), what.bounds.block_rows) + b;
-            for (std::int32_t least = 0; least <= s; ++least) {
-                REQUIRE(detail::segment_at(view.batch, what.bounds.block_rows, index, least) == s);
-            }
             REQUIRE(wanted.out.keeps_block(index) == (fate.kept() == fate.rows));
             std::int32_t kept = 0;
             std::int32_t free_before = 0;

@@ -73,9 +73,8 @@ class block_selector<Rule, backend::cuda> {
         , device_(device)
         , options_(options) {}
 
-    /// Bytes of workspace that run() needs: 72 for each segment and 16 for each block, for a rule of one's
-    /// own
-    /// 40. Pure; 0 where the limits are not valid.
+    /// Bytes of workspace that run() needs: 72 for each segment, and for each block 16, with a rule of one's
+    /// own 40. Pure; 0 where the limits are not valid.
     [[nodiscard]] UNIPREFILL_HOST_API std::size_t workspace_bytes() const noexcept;
 
     /// Puts onto @p stream what fills every array of @p out, and sets its counts; `kept_bound` is

@@ -133,7 +133,6 @@ class block_team {
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t count(bool mine) const {
         return __syncthreads_count(mine ? 1 : 0);
     }
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN bool is_alone() const { return ctas() == 1; }
     /// Sums by limbs of 22 bits: those of 1024 threads fit 32 bits, which have native atomics.
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN tally combine(const tally& mine, bool with_free) {
         const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);

@@ -17,7 +17,7 @@ namespace detail {
 
 /// Threads of a thread block.
 inline constexpr std::int32_t select_threads = 512;
-/// Threads of those that decide small segments: as many as collect every block of a segment.
+/// Threads of those that decide small segments.
 inline constexpr std::int32_t small_select_threads = 128;
 
 /// Segments of up to this many blocks are decided by a thread block for itself even where there are clusters.

@@ -133,7 +133,9 @@ class quick_decision {
     [[nodiscard]] UNIPREFILL_API bool run(const block_stretch& stretch, Meanwhile meanwhile) noexcept {
         const row_range rows = blocks_.rows;
         row_range& free = blocks_.forced.free;
-        free.begin = rows.begin + team_.count(team_.near_rank() < rows.size() && position_ < sink_);
+        // As first_row_beyond_sink(): the rows that can be in the sink are no more than there are threads.
+        const std::int32_t row = team_.near_rank();
+        free.begin = rows.begin + team_.count((row < rows.size()) & (row < sink_) & (position_ < sink_));
         note_ = &team_.noted();
         free.end = tail_ < rows.end - free.begin ? rows.end - tail_ : free.begin;
         forced_ = rows.size() - free.size();

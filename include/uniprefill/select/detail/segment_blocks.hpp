@@ -106,27 +106,6 @@ struct block_size {
            (request == after || (after == request + 1 && meets_end));
 }
 
-/// The segment whose blocks are the last to start at or before entry @p index of arrays laid out by
-/// block_offset(), where that is @p least or a later one: most often the next few. Segments must be in order.
-[[nodiscard]] inline UNIPREFILL_API std::int32_t segment_at(const batch_view& batch, std::int32_t block_rows,
-                                                            std::int64_t index, std::int32_t least) noexcept {
-    const auto starts_by = [&](std::int32_t segment) { // block_offset(segment) <= index
-        return batch.segment_begin(segment) < (index - segment + 1) * block_rows;
-    };
-    std::int32_t segment = least;
-    std::int32_t stride = 1;
-    while (segment + stride < batch.num_segments && starts_by(segment + stride)) {
-        segment += stride;
-        stride *= 2;
-    }
-    for (; stride > 0; stride /= 2) {
-        if (segment + stride < batch.num_segments && starts_by(segment + stride)) {
-            segment += stride;
-        }
-    }
-    return segment;
-}
-
 /// Spans of positions over a block's rows. By value: an object whose address is handed to a function that
 /// isn't inlined lives in memory, not in registers.
 struct block_spans {

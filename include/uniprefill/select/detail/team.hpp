@@ -12,11 +12,9 @@
 /// * `held_blocks`: how many of its blocks a thread keeps in registers
 /// * `combine(tally, with_free)`: the tallies of all threads together, for each of them; `free` only if asked
 ///   for
-/// * `note()`: where the thread whose near_rank() is 0 leaves a note, which after a count() is `noted()` by
-/// all
-///   near threads
-/// * `count(mine)`: how many threads near this one say yes, for which `near_rank()` and `near_size()` count.
-///   `is_alone()`: whether all threads are near
+/// * `count(mine)`: how many threads near this one say yes, for which `near_rank()` and `near_size()` count
+/// * `note()`: where the thread whose near_rank() is 0 leaves a note, `noted()` by all near threads after the
+///   next count()
 /// * `sync()`: waits for the others, whose writes to global memory can be seen then
 ///
 /// To search for a cut, further:
@@ -24,9 +22,9 @@
 /// * `digit_bits`, `add(digit, weight)`: puts a weight into a bin, 0 <= digit < 2^digit_bits. All weights
 ///   together stay below 2^32.
 /// * `find(mass, need_of, meanwhile)`: sums up masses too, and from the highest bin down finds the bin in
-/// which
-///   the running sum of weights reaches need_of(found), for each thread; bin 0 where the weights don't reach.
-///   `need_of` is asked by a few threads, knows the total, and may tell all a target; others do meanwhile()
+///   which the running sum of weights reaches need_of(found), for each thread; bin 0 where the weights don't
+///   reach. `need_of` is asked by a few threads, knows the total, and may tell all a target; others do
+///   meanwhile().
 /// * `collect(candidate)`, `capacity`: hands a block to everyone. Only the first `capacity` are kept.
 /// * `gather(count)`: after a combine(), makes collected blocks readable as `collected(i)`, i < count
 /// * `share_bits(count)`: 2^bits neighbouring threads look at one of @p count collected blocks together;
@@ -34,13 +32,12 @@
 ///   `group_rank()`: the lowest near_rank() of those threads that have to do this in step
 /// * `tell(result)` by at most one thread near this one, then `told()` by all: what was told since the last
 ///   start_search(), a result of order -1 if nothing was
-/// * `quick_collect()`, `quick_gather()`, `quick_collected()`, `quick_tell()`, `quick_told()`: as without
-/// "quick",
-///   of what a quick search needs. `group_size` threads look at one block together, `sum_group(sums)` is what
-///   they found
+///
+/// For a quick decision, instead of combine() and the last four:
 /// * `sum(sums)`: the sums of all threads together, for each of them, and how many blocks are collected
-/// * `add_near(cta, rows)`: where a cluster shares a stretch of rows, counts rows in that of one thread
-/// block;
+/// * `quick_collect()`, `quick_gather()` after a sum(), `quick_collected()`, `quick_tell()`, `quick_told()`
+/// * `group_size` threads look at one collected block together, `sum_group(sums)` is what those found
+/// * `add_near(cta, rows)`: where a cluster shares a stretch of rows, counts rows in that of a thread block;
 ///   sum() adds those of thread blocks before this thread's to its `near`
 #pragma once
 
