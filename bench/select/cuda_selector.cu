@@ -59,16 +59,25 @@ struct shape {
     masses kind;
 };
 
-/// Block masses: close to each other (random inputs), or a few heavy ones and a long tail (prompts).
+/// Block masses: close to each other (random inputs), or a few heavy ones and a long tail (prompts). Those of
+/// each request sum to about 2^60, as importance makes them.
 std::vector<std::int64_t> draw(const shape& what, std::int64_t count) {
     std::mt19937_64 random(7);
     std::normal_distribution<double> normal;
+    const std::int64_t stride = what.blocks + 1; // as block_offset() has it for whole blocks
     std::vector<std::int64_t> drawn;
-    for (std::int64_t i = 0; i < count; ++i) {
-        const double mass =
-            what.kind == masses::even ? 1 + 0.1 * normal(random) : std::exp(2.5 * normal(random));
-        drawn.push_back(
-            static_cast<std::int64_t>(std::ldexp(mass > 0 ? mass : 0, 61) / (64.0 * what.blocks)));
+    for (std::int64_t first = 0; first < count; first += stride) {
+        std::vector<double> of_request;
+        double sum = 0;
+        for (std::int64_t i = first; i < first + stride && i < count; ++i) {
+            const double mass =
+                what.kind == masses::even ? 1 + 0.1 * normal(random) : std::exp(2.5 * normal(random));
+            of_request.push_back(mass > 0 ? mass : 0);
+            sum += of_request.back();
+        }
+        for (const double mass : of_request) {
+            drawn.push_back(static_cast<std::int64_t>(std::ldexp(mass / sum, 60)));
+        }
     }
     return drawn;
 }
@@ -299,18 +308,16 @@ int main(int argc, char** argv) {
             add_select(what, "fixed_budget", rule::fixed_budget(half(what)), device, "automatic", {});
             for (const launch_count launches : {launch_count::one, launch_count::two}) {
                 for (const std::int32_t cluster : {1, 2, 4, 8}) {
-                    if (launches == launch_count::one && cluster > 1) {
-                        continue; // clusters are for two launches
+                    if (launches == launch_count::one && what.requests > 1) {
+                        continue; // one launch is for one segment
                     }
                     up::cuda_selector_options how;
                     how.cluster_ctas = cluster;
                     how.launches = launches;
-                    if (launches == launch_count::two || what.requests <= 256) {
-                        add_select(what, "top_p", rule::top_p(0.9), device,
-                                   (launches == launch_count::one ? "one/cluster:" : "two/cluster:") +
-                                       std::to_string(cluster),
-                                   how);
-                    }
+                    add_select(what, "top_p", rule::top_p(0.9), device,
+                               (launches == launch_count::one ? "one/cluster:" : "two/cluster:") +
+                                   std::to_string(cluster),
+                               how);
                 }
             }
         }

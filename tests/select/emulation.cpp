@@ -8,10 +8,12 @@
 #include "serial_team.hpp"
 #include "step.hpp"
 
+#include <uniprefill/select/detail/quick_decision.hpp>
 #include <uniprefill/select/detail/team_decision.hpp>
 
 #include <algorithm>
 #include <string>
+#include <type_traits>
 
 using namespace select_test;
 
@@ -35,9 +37,47 @@ detail::step_view view_of(step& what) {
             1 << 20};
 }
 
-/// Decides every segment with a team, and checks all that the host selector wrote.
+/// Where a segment is the common case, its verdict must be the same. @return 1 if it is
+template <class Team, bool Only>
+std::int32_t check_quick(const detail::step_view& view, const std::vector<up::selection_rule>& rules,
+                         std::int32_t s, const detail::segment_verdict& wanted,
+                         const detail::segment_blocks& blocks) {
+    for (std::int32_t part = 0; part < 4; ++part) {
+        Team team;
+        detail::quick_decision<Team, Only> decision(team, view, rules.data(), s);
+        detail::block_stretch stretch; // from before the first block to beyond the last
+        stretch.of_cluster = stretch.own = blocks.count * part / 2;
+        bool asked = false;
+        if (!decision.run(stretch, [&] { asked = decision.blocks().count == blocks.count; })) {
+            return 0;
+        }
+        REQUIRE(asked);
+        const detail::segment_verdict came = decision.verdict();
+        REQUIRE(wanted.reason == up::keep_reason::selected);
+        REQUIRE(came.reason == wanted.reason);
+        REQUIRE(came.total_mass == wanted.total_mass);
+        REQUIRE(came.dropped_mass == wanted.dropped_mass);
+        REQUIRE(came.cut_block == wanted.cut_block);
+        REQUIRE(came.cut_rows == wanted.cut_rows);
+        REQUIRE(came.kept == wanted.kept);
+        REQUIRE(decision.kept() == wanted.kept);
+        REQUIRE(came.num_spans == 0);
+        std::int32_t place = 0;
+        for (std::int32_t b = 0; b < blocks.count; ++b) {
+            const detail::block_fate fate = detail::fate_of(wanted, blocks, b);
+            REQUIRE(detail::fate_of(came, blocks, b).kept() == fate.kept());
+            REQUIRE(fate.rows - decision.rows_that_go(b) == fate.kept());
+            place += b < stretch.own ? fate.kept() : 0;
+        }
+        REQUIRE(decision.place() == place);
+    }
+    return 1;
+}
+
+/// Decides every segment with a team, and checks all that the host selector wrote. @return how many segments
+/// were the common case
 template <class Team, class Rule>
-void check_alike(step& what, const std::vector<Rule>& rules, const decision& wanted) {
+std::int32_t check_alike(step& what, const std::vector<Rule>& rules, const decision& wanted) {
     const detail::step_view view = view_of(what);
     up::workspace counting;
     static_cast<void>(detail::sort_buffers::carve(counting, what.bounds.max_blocks()));
@@ -45,6 +85,7 @@ void check_alike(step& what, const std::vector<Rule>& rules, const decision& wan
     auto pieces = scratch.workspace();
     const auto buffers = detail::sort_buffers::carve(pieces, what.bounds.max_blocks());
     std::int32_t next = 0;
+    std::int32_t quick = 0;
     for (std::int32_t s = 0; s < what.num_segments(); ++s) {
         INFO("segment " << s);
         REQUIRE(detail::segment_is_in_order(view.batch, s));
@@ -69,9 +110,6 @@ void check_alike(step& what, const std::vector<Rule>& rules, const decision& wan
             const detail::block_fate fate = detail::fate_of(verdict, blocks, b);
             REQUIRE(fate.rows == rows.size());
             const std::int64_t index = up::block_offset(s, what.begin(s), what.bounds.block_rows) + b;
-            for (std::int32_t least = 0; least <= s; ++least) {
-                REQUIRE(detail::segment_at(view.batch, what.bounds.block_rows, index, least) == s);
-            }
             REQUIRE(wanted.out.keeps_block(index) == (fate.kept() == fate.rows));
             std::int32_t kept = 0;
             std::int32_t free_before = 0;
@@ -90,8 +128,15 @@ void check_alike(step& what, const std::vector<Rule>& rules, const decision& wan
             REQUIRE(decision.kept_before(b + 1) ==
                     static_cast<std::uint32_t>(next - wanted.out.cu_segments[s]));
         }
+        if constexpr (std::is_same_v<Rule, up::selection_rule>) {
+            quick += check_quick<Team, false>(view, rules, s, verdict, blocks);
+            if (what.num_segments() == 1) {
+                quick += check_quick<Team, true>(view, rules, s, verdict, blocks);
+            }
+        }
     }
     REQUIRE(wanted.out.cu_segments[what.num_segments()] == next);
+    return quick;
 }
 
 } // namespace
@@ -99,6 +144,7 @@ void check_alike(step& what, const std::vector<Rule>& rules, const decision& wan
 TEST_CASE("a team decides as the host selector does") {
     generator random(uniprefill_test::seed() + 10);
     std::int32_t cuts = 0;
+    std::int32_t quick[3] = {};
     for (std::int32_t i = 0; i < 12000; ++i) {
         step what = random_step(random);
         const auto made = select(what);
@@ -106,19 +152,20 @@ TEST_CASE("a team decides as the host selector does") {
         REQUIRE(made->result.ok());
         switch (i % 3) {
         case 0:
-            check_alike<serial_team<8, 64, 20>>(what, what.rules, *made);
+            quick[0] += check_alike<serial_team<8, 64, 20>>(what, what.rules, *made);
             break;
         case 1:
-            check_alike<serial_team<5, 1, 3>>(what, what.rules, *made);
+            quick[1] += check_alike<serial_team<12, 1, 3>>(what, what.rules, *made);
             break;
         default:
-            check_alike<serial_team<11, 4>>(what, what.rules, *made);
+            quick[2] += check_alike<serial_team<12, 4>>(what, what.rules, *made);
         }
         for (std::int32_t s = 0; s < what.num_segments(); ++s) {
             cuts += made->outcome(s).cut_block >= 0 ? 1 : 0;
         }
     }
     CHECK(cuts > 300);
+    CHECK(*std::min_element(quick, quick + 3) > 100);
 }
 
 TEST_CASE("a team asks a rule of one's own as the host selector does") {

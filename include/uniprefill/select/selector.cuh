@@ -18,11 +18,11 @@ struct cuda_selector_options {
     /// How many launches decide and write.
     enum class launch_count : std::int32_t {
         automatic, ///< one where that is faster
-        one,       ///< one for up to 256 segments, but for rules of one's own
+        one,       ///< one where the step has one segment, but for rules of one's own
         two,       ///< one that decides, one that writes
     };
     launch_count launches = launch_count::automatic;
-    /// Thread blocks that decide together where there are two launches: 1, 2, 4 or 8; 0: by size.
+    /// Thread blocks that decide together: 1, 2, 4 or 8; 0: by size.
     std::int32_t cluster_ctas = 0;
 };
 
@@ -34,13 +34,14 @@ struct cuda_selector_options {
 /// `num_requests`, `num_segments` and `num_rows`, the last an upper bound of the rows that `cu_seqlens`
 /// tells.
 ///
-/// One or two segments of up to 4,096 blocks together take one launch, in which every thread block decides
-/// them for itself; others take two, of which the first decides each segment once: small ones by a thread
-/// block each, large ones by clusters where there are any (compute capability 9.0 and up) and segments are
-/// not so many that all count as small. Nothing is sorted: a histogram of all masses tells the few blocks
-/// among which the cut lies, and comparing each of these with each tells which of them it is. A rule of one's
-/// own takes two launches, gets its masses sorted, and must have `keep_count()` and `exact_rows()` that the
-/// device can call (mark them `__host__ __device__`).
+/// A step of one segment takes one launch, in which every thread block, or for many blocks every cluster,
+/// decides it for itself; others take two, of which the first decides each segment once: small ones by a
+/// thread block each, large ones by clusters where there are any (compute capability 9.0 and up) and segments
+/// are not so many that all count as small. Nothing is sorted: a histogram of all masses tells the few blocks
+/// among which the cut lies, and comparing each of these with each tells which of them it is. Top-p and
+/// budgets over the mass of free rows, without spans, take the fewest instructions; other rules and spans
+/// take longer. A rule of one's own takes two launches, gets its masses sorted, and must have `keep_count()`
+/// and `exact_rows()` that the device can call (mark them `__host__ __device__`).
 ///
 /// **What only the host can refuse.** On the device a segment is kept whole with the fault `invalid` where
 /// its rule, its tag, its request's options or its forced spans make no sense (of a rule of one's own the
@@ -72,8 +73,8 @@ class block_selector<Rule, backend::cuda> {
         , device_(device)
         , options_(options) {}
 
-    /// Bytes of workspace that run() needs: 72 for each segment, and for a rule of one's own 24 for each
-    /// block. Pure; 0 where the limits are not valid.
+    /// Bytes of workspace that run() needs: 72 for each segment, and for each block 16, with a rule of one's
+    /// own 40. Pure; 0 where the limits are not valid.
     [[nodiscard]] UNIPREFILL_HOST_API std::size_t workspace_bytes() const noexcept;
 
     /// Puts onto @p stream what fills every array of @p out, and sets its counts; `kept_bound` is

@@ -25,3 +25,10 @@
 #    define UNIPREFILL_EIGHT_COPIES
 #    define UNIPREFILL_ONE_COPY
 #endif
+
+/// A condition that mostly holds: what happens otherwise lies elsewhere among the instructions.
+#if defined(__GNUC__) || defined(__CUDACC__)
+#    define UNIPREFILL_LIKELY(condition) __builtin_expect((condition) ? 1 : 0, 1)
+#else
+#    define UNIPREFILL_LIKELY(condition) (condition)
+#endif

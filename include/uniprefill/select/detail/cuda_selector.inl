@@ -30,11 +30,10 @@ struct select_plan {
         using launch_count = cuda_selector_options::launch_count;
         select_plan made;
         const std::int64_t average = blocks / (segments > 0 ? segments : 1);
-        made.at_once = !sorts && segments <= max_segments_at_once && options.launches != launch_count::two &&
-                       (options.launches == launch_count::one || (segments <= 2 && blocks <= lone_blocks));
+        made.at_once = !sorts && segments == 1 && options.launches != launch_count::two;
         const std::int32_t ctas = device.ctas(1);
         // Eight thread blocks that have to wait for each other take longer for some thousand blocks than one.
-        if (!made.at_once && !sorts) {
+        if (!sorts) {
             made.cluster = options.cluster_ctas > 0 ? options.cluster_ctas : average > lone_blocks ? 8 : 1;
         }
         while (made.cluster > 1 && made.cluster > (device.compute_capability >= 90 ? ctas : 1)) {
@@ -46,8 +45,10 @@ struct select_plan {
             return dim3(static_cast<unsigned>((clusters > 0 ? clusters : 1) * made.cluster));
         };
         const std::int64_t words = (blocks + 31) / 32;
-        made.grid = whole_clusters(words + made.cluster - 1, ctas);
-        made.words_of_cta = static_cast<std::int32_t>((words + made.grid.x - 1) / made.grid.x);
+        made.grid = made.at_once ? whole_clusters(words + made.cluster - 1, ctas)
+                                 : dim3(static_cast<unsigned>(words < ctas ? (words > 0 ? words : 1) : ctas));
+        made.words_of_cta =
+            words > 0 ? static_cast<std::int32_t>((words + made.grid.x - 1) / made.grid.x) : 1;
         made.deciding =
             whole_clusters(std::int64_t{segments} * made.cluster, device.ctas(made.small ? 8 : 2));
         return made;
@@ -79,6 +80,7 @@ template <class... Parameters, class... Arguments>
 /// The pieces of a workspace.
 struct cuda_select_buffers {
     segment_verdict* verdicts = nullptr;
+    block_place* places = nullptr;
     sort_buffers sorting{};
 
     [[nodiscard]] static UNIPREFILL_HOST_API cuda_select_buffers carve(workspace& memory,
@@ -86,6 +88,7 @@ struct cuda_select_buffers {
                                                                        bool sorts) noexcept {
         cuda_select_buffers made;
         made.verdicts = memory.take<segment_verdict>(bounds.max_segments);
+        made.places = memory.take<block_place>(bounds.max_blocks());
         if (sorts) {
             made.sorting = sort_buffers::carve(memory, bounds.max_blocks());
         }
@@ -157,8 +160,10 @@ UNIPREFILL_HOST_API status block_selector<Rule, backend::cuda>::run(
     call.rules = rules;
     call.buffers = buffers.sorting;
     call.verdicts = buffers.verdicts;
+    call.places = buffers.places;
     const auto plan = detail::select_plan::of(device_, options_, sorts, batch.num_segments, blocks);
     call.out.words_of_cta = plan.words_of_cta;
+    call.out.stretch = detail::block_size::of(32 * plan.words_of_cta);
 
     const auto launch = [&](auto kernel, std::int32_t cluster, dim3 grid, std::int32_t threads,
                             const auto&... arguments) {
@@ -170,7 +175,9 @@ UNIPREFILL_HOST_API status block_selector<Rule, backend::cuda>::run(
         UNIPREFILL_TRY(
             launch(&detail::decide_segments<Rule, threads, false>, 1, plan.deciding, threads, call));
     } else if (plan.at_once) {
-        UNIPREFILL_TRY(launch(&detail::select_at_once<Rule>, 1, plan.grid, detail::at_once_threads, call));
+        UNIPREFILL_TRY(launch(plan.cluster > 1 ? &detail::select_at_once<Rule, true>
+                                               : &detail::select_at_once<Rule, false>,
+                              plan.cluster, plan.grid, threads, call));
         written = true;
     } else if (plan.small) {
         constexpr std::int32_t few = detail::small_select_threads;
@@ -181,9 +188,8 @@ UNIPREFILL_HOST_API status block_selector<Rule, backend::cuda>::run(
                               plan.cluster, plan.deciding, threads, call));
     }
     if (!written) {
-        UNIPREFILL_TRY(
-            launch(plan.cluster > 1 ? &detail::write_selection<true> : &detail::write_selection<false>,
-                   plan.cluster, plan.grid, threads, call.step, call.out, buffers.verdicts));
+        UNIPREFILL_TRY(launch(&detail::write_selection<>, 1, plan.grid, threads, call.step, call.out,
+                              buffers.verdicts, buffers.places));
     }
     out.identity = false;
     out.num_requests = batch.num_requests;

@@ -28,11 +28,11 @@ template <class Number>
 }
 
 /// The sum of this thread's number and those of lower threads; @p total of all. @p sums: [32], in shared
-/// memory, which nobody else uses until after the next barrier. Call with all threads of the thread block.
+/// memory, which nobody else uses until after the next barrier. Call with all threads of the thread block,
+/// whose warps may count in another order than that of their numbers: @p warp is this one's.
 template <std::int32_t Threads>
-[[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t block_prefix(std::uint32_t mine, std::uint32_t* sums,
-                                                                      std::uint32_t& total) {
-    const unsigned warp = threadIdx.x / 32;
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t
+block_prefix(std::uint32_t mine, unsigned warp, std::uint32_t* sums, std::uint32_t& total) {
     const unsigned lane = threadIdx.x % 32;
     const std::uint32_t sum = warp_prefix(mine);
     if (lane == 31) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <uniprefill/select/detail/cuda_block_team.cuh>
+#include <uniprefill/select/detail/quick_decision.hpp>
 #include <uniprefill/select/detail/team_decision.hpp>
 
 #include <cstddef>
@@ -26,6 +27,7 @@ struct selection_arrays {
     std::int64_t keep_words = 0;
     std::int32_t kept_bound = 0;
     std::int32_t words_of_cta = 1; ///< each thread block's stretch of keep_bits
+    block_size stretch{};          ///< the blocks of that
     block_size fours{};            ///< fours of rows in a block, a last part included
 };
 
@@ -48,10 +50,21 @@ struct writer_memory {
         block_place places[threads];
     };
     std::uint32_t sums[32];
-    std::int32_t segments[2]; ///< of the first block of the cluster, and of this thread block
+    std::uint32_t kept_before[32]; ///< by warps
+    std::uint32_t kept[32];
 
     static_assert(sizeof(block_place[threads]) <= sizeof(Team::memory::counts));
 };
+
+/// What becomes of block @p block of a segment, all but its place.
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline block_place place_of(std::int32_t segment,
+                                                                       const segment_blocks& blocks,
+                                                                       const segment_verdict& verdict,
+                                                                       std::int32_t block) {
+    const block_fate fate = fate_of(verdict, blocks, block);
+    return {blocks.rows_of(block).begin, 0, segment, static_cast<std::uint16_t>(fate.rows),
+            static_cast<std::uint16_t>(fate.kept())};
+}
 
 /// Writes the rows of a selection. Made once in a kernel, by every thread.
 template <class Team>
@@ -60,103 +73,89 @@ class row_writer {
 
   public:
     __device__ UNIPREFILL_HIDDEN row_writer(const step_view& step, const selection_arrays& out,
-                                            const segment_verdict* verdicts, writer_memory<Team>& memory)
+                                            writer_memory<Team>& memory)
         : step_(step)
         , out_(out)
-        , verdicts_(verdicts)
         , memory_(memory)
         , thread_(static_cast<std::int32_t>(threadIdx.x))
-        , thread_of_grid_(std::int64_t{blockIdx.x} * threads + threadIdx.x)
-        , threads_of_grid_(std::int64_t{gridDim.x} * threads) {}
+        , slot_((thread_ + threads - 32) % threads) {}
 
-    /// To be called once before all others, where there are segments.
-    __device__ UNIPREFILL_HIDDEN void find_stretch() {
-        const std::int32_t last = step_.batch.num_segments - 1;
-        const row_range rows = rows_of_segment(step_.batch, last);
-        end_row_ = rows.end;
-        blocks_ = step_.block.offset(last, rows.begin) + step_.block.blocks(rows.size());
-        const std::int64_t words = (blocks_ + 31) / 32;
-        const auto first_of = [&](std::int64_t cta) {
-            const std::int64_t word = cta * out_.words_of_cta;
-            return 32 * (word < words ? word : words);
+    /// Of this thread block, where the step has one segment.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN block_stretch stretch() const {
+        const auto cta = static_cast<std::int32_t>(blockIdx.x);
+        const std::int32_t size = out_.stretch.rows;
+        return {size * (cta - rank_in_cluster()), size * cta, cluster_ctas(), out_.stretch};
+    }
+    /// A thread's first block: its mass, which is loaded before it is needed, and what can be told of it
+    /// before the cut is known.
+    struct first_block {
+        block_rank rank{};
+        row_range rows{};
+        std::int32_t free_rows = 0;
+    };
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN first_block load_first() const {
+        const std::int32_t block = static_cast<std::int32_t>(blockIdx.x) * out_.stretch.rows + slot_;
+        first_block made;
+        if (slot_ < out_.stretch.rows && block < step_.block.blocks(step_.batch.num_rows)) {
+            made.rank.mass = static_cast<std::uint64_t>(step_.free_mass[block]);
+        }
+        return made;
+    }
+    __device__ UNIPREFILL_HIDDEN void look_at_first(const segment_blocks& blocks, first_block& first) const {
+        if ((slot_ & ~31) < out_.stretch.rows) {
+            look_at(blocks, static_cast<std::int32_t>(blockIdx.x) * out_.stretch.rows + slot_, first);
+        }
+    }
+    /// Writes everything where the step has one segment, decided quickly.
+    template <class Decision>
+    __device__ UNIPREFILL_HIDDEN void run_quickly(const Decision& decision, first_block first) {
+        const segment_blocks& blocks = decision.blocks();
+        // Meanwhile one warp looks for places, most often alone.
+        write_rest((blocks.count + 31) / 32, blocks.rows.end, decision.kept(), 1);
+        const std::int32_t begin = static_cast<std::int32_t>(blockIdx.x) * out_.stretch.rows;
+        std::int32_t place = decision.place();
+        end_ = begin + out_.stretch.rows < blocks.count ? begin + out_.stretch.rows : blocks.count;
+#pragma unroll 1
+        for (std::int32_t from = begin; from < static_cast<std::int32_t>(end_); from += threads) {
+            const std::int32_t block = from + slot_;
+            block_place held;
+            if (block < static_cast<std::int32_t>(end_)) {
+                if (from > begin) {
+                    first.rank.mass = static_cast<std::uint64_t>(blocks.free_mass[block]);
+                }
+                if (thread_ < 32 || from > begin) { // the first warp had to look for the bin
+                    look_at(blocks, block, first);
+                }
+                held.first_row = first.rows.begin;
+                held.rows = static_cast<std::uint16_t>(first.rows.size());
+                held.kept = static_cast<std::uint16_t>(first.rows.size() -
+                                                       decision.rows_that_go(first.rank, first.free_rows));
+            }
+            write_chunk(held, from, place, [&](const block_place& at, std::int32_t lane) {
+                write_part(at, lane, decision.verdict(), blocks);
+            });
+        }
+        write_only_segment(decision.verdict());
+    }
+
+    /// Writes everything where the step has one segment. @p decision: by a team of the whole cluster.
+    template <class Decision>
+    __device__ UNIPREFILL_HIDDEN void run_alone(Team& team, Decision& decision,
+                                                const segment_verdict& verdict) {
+        const row_range rows = rows_of_segment(step_.batch, 0);
+        const std::int32_t count = step_.block.blocks(rows.size());
+        const auto cut_off = [count](std::int64_t block) {
+            return static_cast<std::int32_t>(block < count ? block : count);
         };
-        begin_ = first_of(blockIdx.x);
-        end_ = first_of(std::int64_t{blockIdx.x} + 1);
-        first_ = first_of(static_cast<std::int32_t>(blockIdx.x) - rank_in_cluster());
-    }
-
-    /// Call this, and then __syncthreads(), before count_kept().
-    __device__ UNIPREFILL_HIDDEN static void clear(writer_memory<Team>& memory) {
-        if (threadIdx.x == 0) { // segments in no order may leave them as they are
-            memory.segments[0] = memory.segments[1] = 0;
-        }
-    }
-
-    /// Where a segment lies from the first block of this cluster, and of this thread block.
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int64_t
-    blocks_before_cluster(std::int32_t segment) const {
-        return first_ - step_.block.offset(segment, step_.batch.segment_begin(segment));
-    }
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int64_t blocks_before(std::int32_t segment) const {
-        return begin_ - step_.block.offset(segment, step_.batch.segment_begin(segment));
-    }
-    /// Whether this thread's share of the segments is in order, 0 or 1.
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::uint32_t find_disorder() const {
-        std::uint32_t found = 0;
-        // From the last thread on: the first ones have more to do.
-#pragma unroll 1
-        for (std::int32_t s = threads - 1 - thread_; s < step_.batch.num_segments; s += threads) {
-            found |= segment_is_in_order(step_.batch, s) ? 0u : 1u;
-        }
-        return found;
-    }
-
-    /// What run() has to be told, from the verdicts of all segments. @p segment: of this thread block's first
-    /// block, or one before it.
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN tally count_kept(Team& team, std::int32_t& segment) {
-        const std::int32_t segments = step_.batch.num_segments;
+        const block_stretch blocks = stretch();
+        const std::int32_t begin = cut_off(blocks.own);
+        end_ = cut_off(std::int64_t{blocks.own} + out_.stretch.rows);
         tally mine;
-        if (segments == 0) {
-            return mine;
-        }
-        find_stretch();
-        mine.bits = find_disorder();
-        const bool leads = rank_in_cluster() == 0;
-#pragma unroll 1
-        for (std::int32_t s = thread_; s < segments; s += threads) {
-            const bool last = s + 1 == segments;
-            const auto kept = static_cast<std::uint32_t>(verdicts_[s].kept);
-            const bool before_end = last || blocks_before_cluster(s + 1) < 0;
-            mine.rows += leads && !before_end ? kept : 0;
-            mine.blocks += kept;
-            if (before_end && blocks_before_cluster(s) >= 0) {
-                atomicMax(&memory_.segments[0], s); // of segments in no order, any will do
-            }
-            if ((last || blocks_before(s + 1) < 0) && blocks_before(s) >= 0) {
-                atomicMax(&memory_.segments[1], s);
-            }
-        }
-        __syncthreads();
-        segment = memory_.segments[1];
-        const std::int32_t first = memory_.segments[0];
-        const row_range rows = rows_of_segment(step_.batch, first);
-        const segment_verdict verdict = verdicts_[first];
-        const segment_blocks blocks = step_.blocks_of(first, rows, verdict);
-        team.together();
-        held_blocks<Team> held;
-        mine.rows += kept_rows_before(team, blocks, held, verdict, blocks_before_cluster(first));
+        mine.rows = decision.kept_before(blocks.of_cluster);
+        mine.bits = segment_is_in_order(step_.batch, 0) ? 0 : 1;
         team.alone();
-        return mine;
-    }
-
-    /// Writes everything. @p mine: this thread's share of: rows, the kept rows before this cluster's blocks,
-    /// by the cluster's threads; blocks, the kept rows of the step, by the thread block's threads; bits,
-    /// whether segments are in no order. @p segment: of this thread block's first block, or one before it.
-    /// The verdicts can be read after the next barrier, in a clustered kernel at once.
-    __device__ UNIPREFILL_HIDDEN void run(Team& team, tally mine, std::int32_t segment) {
         // In a cluster the kept rows of each thread block's own blocks are counted before they are written.
         std::int32_t place = 0;
-        std::int32_t total = 0;
 #pragma unroll 1
         for (std::int32_t round = Team::is_clustered ? 0 : 1; round < 2; ++round) {
             if (round == 1) {
@@ -167,75 +166,123 @@ class row_writer {
                     return;
                 }
                 place = team.exchange(sum);
-                total = static_cast<std::int32_t>(sum.blocks);
             }
 #pragma unroll 1
-            for (std::int64_t from = begin_; from < end_; from += threads) {
+            for (std::int32_t from = begin; from < end_; from += threads) {
                 block_place held;
-                if (from + thread_ < end_) {
-                    held = place_of(from + thread_, segment);
+                if (from + slot_ < end_) {
+                    held = place_of(0, decision.blocks(), verdict, from + slot_);
                 }
                 if (round == 0) {
                     mine.mass += held.kept;
                 } else {
-                    write_chunk(held, from, place);
+                    write_chunk(held, from, place, [&](const block_place& at, std::int32_t lane) {
+                        write_part(at, lane, verdict, decision.blocks());
+                    });
                 }
             }
         }
-        write_rest((blocks_ + 31) / 32, end_row_, total);
-        if (blockIdx.x == gridDim.x - 1) {
-            write_segments(total);
-        }
+        write_rest((count + 31) / 32, rows.end, verdict.kept);
+        write_only_segment(verdict);
         team.leave();
     }
 
+    /// Writes everything where another kernel has told verdicts, and the places of blocks in their segments.
+    __device__ UNIPREFILL_HIDDEN void run(const segment_verdict* verdicts, const block_place* places) {
+        const batch_view& batch = step_.batch;
+        const auto begin = std::int64_t{blockIdx.x} * out_.stretch.rows;
+        std::uint32_t kept = 0;
+        std::uint32_t before = 0; // of segments that end before this thread block's stretch
+        bool disorder = false;
+#pragma unroll 1
+        for (std::int32_t s = thread_; s < batch.num_segments; s += threads) {
+            const auto of_segment = static_cast<std::uint32_t>(verdicts[s].kept);
+            disorder |= !segment_is_in_order(batch, s);
+            kept += of_segment;
+            before += step_.block.offset(s + 1, batch.segment_end(s)) <= begin ? of_segment : 0;
+        }
+        row_range last{};
+        std::int64_t entries = 0;
+        if (batch.num_segments > 0) {
+            last = rows_of_segment(batch, batch.num_segments - 1);
+            entries =
+                step_.block.offset(batch.num_segments - 1, last.begin) + step_.block.blocks(last.size());
+        }
+        kept = __reduce_add_sync(~0u, kept);
+        before = __reduce_add_sync(~0u, before);
+        if (thread_ % 32 == 0) {
+            memory_.kept[thread_ / 32] = kept;
+            memory_.kept_before[thread_ / 32] = before;
+        }
+        if (__syncthreads_or(disorder ? 1 : 0) != 0) {
+            keep_everything();
+            return;
+        }
+        end_ = begin + out_.stretch.rows < entries ? begin + out_.stretch.rows : entries;
+        std::int32_t place = begin < end_ ? places[begin].place : 0;
+        const auto lane = thread_ % 32;
+        const auto total =
+            static_cast<std::int32_t>(__reduce_add_sync(~0u, lane < threads / 32 ? memory_.kept[lane] : 0));
+        place += static_cast<std::int32_t>(
+            __reduce_add_sync(~0u, lane < threads / 32 ? memory_.kept_before[lane] : 0));
+#pragma unroll 1
+        for (std::int64_t from = begin; from < end_; from += threads) {
+            const block_place held = from + slot_ < end_ ? places[from + slot_] : block_place{};
+            write_chunk(held, from, place, [&](const block_place& at, std::int32_t lane) {
+                const row_range rows = rows_of_segment(batch, at.segment);
+                const segment_verdict verdict = verdicts[at.segment];
+                write_part(at, lane, verdict, step_.blocks_of(at.segment, rows, verdict));
+            });
+        }
+        write_rest((entries + 31) / 32, last.end, total);
+        if (blockIdx.x == gridDim.x - 1) {
+            write_segments(verdicts, total);
+        }
+    }
+
   private:
+    __device__ UNIPREFILL_HIDDEN static void look_at(const segment_blocks& blocks, std::int32_t block,
+                                                     first_block& first) {
+        first.rank.order = blocks.order(block);
+        first.rows = blocks.rows_of(block);
+        first.free_rows = blocks.free_rows_outside_spans(block);
+    }
     /// Writes what became of entries @p from to end_ - 1 of arrays laid out by block_offset(), or of as many
     /// of them as there are threads: each has one. @p place: of the first kept row.
-    __device__ UNIPREFILL_HIDDEN void write_chunk(block_place held, std::int64_t from, std::int32_t& place) {
+    /// @p part(block, lane) writes the rows of a block of which only some stay, together with its warp.
+    template <class Part>
+    __device__ UNIPREFILL_HIDDEN void write_chunk(block_place held, std::int64_t from, std::int32_t& place,
+                                                  Part part) {
+        const auto left = static_cast<std::int32_t>(end_ - from < threads ? end_ - from : threads);
+        const bool has_any = (slot_ & ~31) < left; // its whole warp alike
         const bool whole = held.rows > 0 && held.kept == held.rows;
-        const unsigned bits = __ballot_sync(~0u, whole);
-        if (thread_ % 32 == 0 && from + thread_ < end_) {
-            out_.keep_bits[(from + thread_) / 32] = bits;
+        std::uint32_t sum_here = held.kept;
+        if (left > 32) {
+            std::uint32_t kept = 0;
+            sum_here =
+                block_prefix<threads>(held.kept, static_cast<unsigned>(slot_) / 32, memory_.sums, kept);
+            held.place = place + static_cast<std::int32_t>(sum_here) - held.kept;
+            place += static_cast<std::int32_t>(kept);
+        } else if (has_any) { // the last ones
+            held.place = place + static_cast<std::int32_t>(warp_prefix(sum_here)) - held.kept;
         }
-        std::uint32_t kept = 0;
-        const std::uint32_t sum_here = block_prefix<threads>(held.kept, memory_.sums, kept);
-        held.place = place + static_cast<std::int32_t>(sum_here) - held.kept;
-        place += static_cast<std::int32_t>(kept);
-        memory_.places[thread_] = held;
+        if (has_any) {
+            const unsigned bits = __ballot_sync(~0u, whole);
+            if (slot_ % 32 == 0) {
+                out_.keep_bits[(from + slot_) / 32] = bits;
+            }
+            memory_.places[slot_] = held;
+        }
         __syncthreads();
-        const std::int64_t left = end_ - from;
-        write_whole_blocks(left < threads ? static_cast<std::int32_t>(left) : threads);
+        write_whole_blocks(left);
         const bool in_bound = held.place + held.kept <= out_.kept_bound;
         const bool by_rows = held.kept > 0 && !(whole && in_bound);
         for (unsigned rest = __ballot_sync(~0u, by_rows); rest != 0; rest &= rest - 1) {
-            write_part(memory_.places[thread_ / 32 * 32 + __ffs(static_cast<int>(rest)) - 1], thread_ % 32);
+            part(memory_.places[(slot_ & ~31) + __ffs(static_cast<int>(rest)) - 1], thread_ % 32);
         }
         if (from + threads < end_) {
             __syncthreads();
         }
-    }
-
-    /// What becomes of entry @p index of arrays laid out by block_offset(), all but its place. It belongs to
-    /// segment @p least or a later one.
-    [[nodiscard]] __device__ UNIPREFILL_HIDDEN block_place place_of(std::int64_t index,
-                                                                    std::int32_t least) const {
-        block_place made;
-        if (index >= blocks_) {
-            return made;
-        }
-        made.segment = segment_at(step_.batch, step_.block.rows, index, least);
-        const row_range rows = rows_of_segment(step_.batch, made.segment);
-        const auto block = static_cast<std::int32_t>(index - step_.block.offset(made.segment, rows.begin));
-        const segment_verdict verdict = verdicts_[made.segment];
-        const segment_blocks seg = step_.blocks_of(made.segment, rows, verdict);
-        if (block >= 0 && block < seg.count) {
-            made.first_row = seg.rows_of(block).begin;
-            const block_fate fate = fate_of(verdict, seg, block);
-            made.rows = static_cast<std::uint16_t>(fate.rows);
-            made.kept = static_cast<std::uint16_t>(fate.kept());
-        }
-        return made;
     }
 
     __device__ UNIPREFILL_HIDDEN void write_row(std::int32_t row, bool stays, std::int32_t place) const {
@@ -286,11 +333,10 @@ class row_writer {
     }
 
     /// Writes the rows of a block of which only some stay. Together with its warp.
-    __device__ UNIPREFILL_HIDDEN void write_part(const block_place& at, std::int32_t lane) const {
-        const row_range rows = rows_of_segment(step_.batch, at.segment);
-        const segment_verdict verdict = verdicts_[at.segment];
-        const segment_blocks seg = step_.blocks_of(at.segment, rows, verdict);
-        const std::int32_t block = step_.block.whole(at.first_row - rows.begin);
+    __device__ UNIPREFILL_HIDDEN void write_part(const block_place& at, std::int32_t lane,
+                                                 const segment_verdict& verdict,
+                                                 const segment_blocks& seg) const {
+        const std::int32_t block = step_.block.whole(at.first_row - seg.rows.begin);
         const block_fate fate = fate_of(verdict, seg, block);
         const unsigned below = (1u << lane) - 1;
         std::int32_t free_before = 0;
@@ -313,68 +359,99 @@ class row_writer {
     }
 
     /// What lies beyond the blocks, the rows and the kept rows of the step.
-    __device__ UNIPREFILL_HIDDEN void write_rest(std::int64_t words, std::int32_t rows,
-                                                 std::int32_t kept) const {
+    /// By all threads but those of the first @p left_out warps' slots.
+    __device__ UNIPREFILL_HIDDEN void write_rest(std::int64_t words, std::int32_t rows, std::int32_t kept,
+                                                 std::int32_t left_out = 0) const {
+        // Below 2^32: what is counted is below 2^31, and so is the grid.
+        const std::int32_t mine = slot_ - 32 * left_out;
+        if (mine < 0) {
+            return;
+        }
+        const auto working = static_cast<std::uint32_t>(threads - 32 * left_out);
+        const std::uint32_t each = gridDim.x * working;
+        const std::uint32_t first = blockIdx.x * working + static_cast<std::uint32_t>(mine);
 #pragma unroll 1
-        for (std::int64_t i = words + thread_of_grid_; i < out_.keep_words; i += threads_of_grid_) {
+        for (std::uint32_t i = static_cast<std::uint32_t>(words) + first;
+             i < static_cast<std::uint32_t>(out_.keep_words); i += each) {
             out_.keep_bits[i] = 0;
         }
 #pragma unroll 1
-        for (std::int64_t i = rows + thread_of_grid_; i < step_.batch.num_rows; i += threads_of_grid_) {
+        for (std::uint32_t i = static_cast<std::uint32_t>(rows) + first;
+             i < static_cast<std::uint32_t>(step_.batch.num_rows); i += each) {
             out_.old_to_kept[i] = -1;
         }
 #pragma unroll 1
-        for (std::int64_t i = (kept & ~3) + 4 * thread_of_grid_; i < out_.kept_bound;
-             i += 4 * threads_of_grid_) {
-            const auto from = static_cast<std::int32_t>(i > kept ? i : kept);
-            const auto to = static_cast<std::int32_t>(i + 4 < out_.kept_bound ? i + 4 : out_.kept_bound);
-            write_four(out_.kept_to_old, from, -1, 0, to - from);
+        for (std::uint32_t i = static_cast<std::uint32_t>(kept & ~3) + 4 * first;
+             i < static_cast<std::uint32_t>(out_.kept_bound); i += 4 * each) {
+            const auto from = static_cast<std::int32_t>(i) > kept ? static_cast<std::int32_t>(i) : kept;
+            const std::int32_t left = out_.kept_bound - from;
+            const std::int32_t here = 4 - (from & 3);
+            write_four(out_.kept_to_old, from, -1, 0, left < here ? left : here);
         }
     }
 
     /// Offsets and outcomes. For one thread block.
-    __device__ UNIPREFILL_HIDDEN void write_segments(std::int32_t total) const {
+    __device__ UNIPREFILL_HIDDEN void write_segments(const segment_verdict* verdicts,
+                                                     std::int32_t total) const {
         const batch_view& batch = step_.batch;
-        const auto bounded = [&](std::int32_t place) {
-            return place < out_.kept_bound ? place : out_.kept_bound;
-        };
         std::int32_t before = 0;
 #pragma unroll 1
         for (std::int32_t from = 0; from < batch.num_segments; from += threads) {
             const std::int32_t s = from + thread_;
             const bool ours = s < batch.num_segments;
-            const std::int32_t kept = ours ? verdicts_[s].kept : 0;
+            const std::int32_t kept = ours ? verdicts[s].kept : 0;
             std::uint32_t sum = 0;
             __syncthreads(); // the last round's readers
             const std::int32_t end = before + static_cast<std::int32_t>(block_prefix<threads>(
-                                                  static_cast<std::uint32_t>(kept), memory_.sums, sum));
+                                                  static_cast<std::uint32_t>(kept),
+                                                  static_cast<unsigned>(thread_) / 32, memory_.sums, sum));
             before += static_cast<std::int32_t>(sum);
             if (ours) {
-                const std::int32_t begin = end - kept;
-                segment_outcome outcome = verdicts_[s].outcome(rows_of_segment(batch, s).size());
-                if (end > out_.kept_bound) { // the engine promised fewer
-                    outcome.kept = bounded(end) - bounded(begin);
-                    outcome.reason = keep_reason::rerun_dense;
-                }
-                out_.outcomes[s] = outcome;
-                out_.cu_segments[s] = bounded(begin);
-                const std::int32_t request = batch.request_of(s);
-                if (s == 0 || batch.request_of(s - 1) != request) {
-                    out_.cu_seqlens[request] = bounded(begin);
-                }
+                write_segment(s, end - kept, end, verdicts[s]);
             }
         }
         if (thread_ == 0) {
-            out_.cu_segments[batch.num_segments] = bounded(total);
-            out_.cu_seqlens[batch.num_requests] = bounded(total);
+            write_ends(total);
         }
+    }
+    /// The same of the only segment.
+    __device__ UNIPREFILL_HIDDEN void write_only_segment(const segment_verdict& verdict) const {
+        if (blockIdx.x == gridDim.x - 1 && thread_ == threads - 1) {
+            write_segment(0, 0, verdict.kept, verdict);
+            write_ends(verdict.kept);
+        }
+    }
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t bounded(std::int32_t place) const {
+        return place < out_.kept_bound ? place : out_.kept_bound;
+    }
+    /// The outcome of segment @p s, whose kept rows are @p begin to @p end - 1, and where it begins.
+    __device__ UNIPREFILL_HIDDEN void write_segment(std::int32_t s, std::int32_t begin, std::int32_t end,
+                                                    const segment_verdict& verdict) const {
+        const batch_view& batch = step_.batch;
+        segment_outcome outcome = verdict.outcome(rows_of_segment(batch, s).size());
+        if (end > out_.kept_bound) { // the engine promised fewer
+            outcome.kept = bounded(end) - bounded(begin);
+            outcome.reason = keep_reason::rerun_dense;
+        }
+        out_.outcomes[s] = outcome;
+        out_.cu_segments[s] = bounded(begin);
+        const std::int32_t request = batch.request_of(s);
+        if (s == 0 || batch.request_of(s - 1) != request) {
+            out_.cu_seqlens[request] = bounded(begin);
+        }
+    }
+    /// Where the last segment and the last request end.
+    __device__ UNIPREFILL_HIDDEN void write_ends(std::int32_t total) const {
+        out_.cu_segments[step_.batch.num_segments] = bounded(total);
+        out_.cu_seqlens[step_.batch.num_requests] = bounded(total);
     }
 
     /// Where the segments are in no order: every row stays where it is, offsets rise at least, no bit is set.
     __device__ UNIPREFILL_HIDDEN void keep_everything() const {
         const batch_view& batch = step_.batch;
 #pragma unroll 1
-        for (std::int64_t i = thread_of_grid_; i < batch.num_rows; i += threads_of_grid_) {
+        for (std::int64_t i = std::int64_t{blockIdx.x} * threads + thread_; i < batch.num_rows;
+             i += std::int64_t{gridDim.x} * threads) {
             write_row(static_cast<std::int32_t>(i), true, static_cast<std::int32_t>(i));
         }
         write_rest(0, batch.num_rows, batch.num_rows);
@@ -413,16 +490,12 @@ class row_writer {
 
     const step_view& step_;
     const selection_arrays& out_;
-    const segment_verdict* verdicts_;
     writer_memory<Team>& memory_;
     std::int32_t thread_;
-    std::int64_t thread_of_grid_;
-    std::int64_t threads_of_grid_;
-    std::int64_t blocks_ = 0; ///< entries that the step has in arrays laid out by block_offset()
-    std::int64_t begin_ = 0;  ///< this thread block's stretch of them
-    std::int64_t end_ = 0;
-    std::int64_t first_ = 0; ///< where the cluster's begins
-    std::int32_t end_row_ = 0;
+    std::int32_t
+        slot_; ///< which of as many blocks as there are threads: the first warp, busy longest, has the last
+    std::int64_t end_ =
+        0; ///< of this thread block's stretch, in entries of arrays laid out by block_offset()
 };
 
 } // namespace detail

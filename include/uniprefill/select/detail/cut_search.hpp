@@ -7,6 +7,7 @@
 #pragma once
 
 #include <uniprefill/select/detail/held_blocks.hpp>
+#include <uniprefill/select/detail/quick_types.hpp>
 
 #include <cstdint>
 
@@ -39,16 +40,6 @@ struct key_digits {
         const std::int32_t level = octave > 0 ? octave : 0;
         bits = unit + level;
         return static_cast<std::uint64_t>(digit - (static_cast<std::uint32_t>(level) << fraction)) << bits;
-    }
-};
-
-/// Heavier blocks rank first; among those of equal mass the lower order does.
-struct block_rank {
-    std::uint64_t mass = 0;
-    std::int32_t order = -1;
-
-    [[nodiscard]] UNIPREFILL_API constexpr bool before(const block_rank& other) const noexcept {
-        return mass > other.mass || (mass == other.mass && order < other.order);
     }
 };
 
@@ -116,6 +107,18 @@ struct cut_result {
     std::int32_t rows_before = 0;  ///< rows that count of the blocks before it
     std::uint64_t mass_before = 0; ///< free mass of the blocks before it, and its own
 };
+
+/// ceil(share * whole), or the least integer above share * whole.
+[[nodiscard]] UNIPREFILL_API inline std::uint64_t mass_target(std::uint64_t whole, unit_fraction share,
+                                                              bool must_exceed) noexcept {
+#if defined(__CUDA_ARCH__)
+    const wide_product product{__umul64hi(whole, share.value), whole * share.value};
+#else
+    const wide_product product = wide_product::of(whole, share.value);
+#endif
+    const std::uint64_t floor = (product.high << 1) | (product.low >> 63);
+    return floor + (must_exceed || (product.low << 1) != 0 ? 1 : 0);
+}
 
 /// The block at which the running sum of weights reaches @p need, among the first @p count collected ones:
 /// each is compared with each.
@@ -228,7 +231,8 @@ template <class Team>
                                 }
                             });
             const std::uint64_t need = (goal.target - above + half) >> shift;
-            const found_bin found = team.find(need > 0 ? static_cast<std::uint32_t>(need) : 1);
+            const found_bin found = team.find(
+                0, [=](found_bin&) { return need > 0 ? static_cast<std::uint32_t>(need) : 1; }, [] {});
             std::int32_t bits = 0;
             bin.low += digits.first_key(found.digit, bits);
             const std::uint64_t width = std::uint64_t{1} << bits;

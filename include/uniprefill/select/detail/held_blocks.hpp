@@ -30,18 +30,20 @@ class held_blocks {
             mass_[k] = b < blocks ? static_cast<std::uint64_t>(free_mass[b]) : 0;
         }
     }
-    /// Makes blocks of the masses that load() began with. Without these two, blocks are loaded when they are
-    /// visited.
+    /// Makes blocks of the masses that load() began with, once. Without these two, blocks are loaded when
+    /// they are visited.
     UNIPREFILL_ANY_TEAM
     UNIPREFILL_API void make(const Team& team, const segment_blocks& blocks) noexcept {
-        make(team, blocks, 0);
+        if (chunk_ < 0) {
+            make(team, blocks, 0);
+        }
     }
     /// From here on the forced rows of blocks take the place of the free ones.
     UNIPREFILL_ANY_TEAM
     UNIPREFILL_API void hold_forced_rows(const Team& team, const segment_blocks& blocks) noexcept {
         holds_forced_ = true;
         load(team, blocks.free_mass, blocks.count);
-        make(team, blocks);
+        make(team, blocks, 0);
     }
     /// Rows of a block that count, as they are held.
     [[nodiscard]] UNIPREFILL_API std::int32_t rows_of(const segment_blocks& blocks,

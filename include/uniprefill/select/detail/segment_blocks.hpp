@@ -106,27 +106,6 @@ struct block_size {
            (request == after || (after == request + 1 && meets_end));
 }
 
-/// The segment whose blocks are the last to start at or before entry @p index of arrays laid out by
-/// block_offset(), where that is @p least or a later one: most often the next few. Segments must be in order.
-[[nodiscard]] inline UNIPREFILL_API std::int32_t segment_at(const batch_view& batch, std::int32_t block_rows,
-                                                            std::int64_t index, std::int32_t least) noexcept {
-    const auto starts_by = [&](std::int32_t segment) { // block_offset(segment) <= index
-        return batch.segment_begin(segment) < (index - segment + 1) * block_rows;
-    };
-    std::int32_t segment = least;
-    std::int32_t stride = 1;
-    while (segment + stride < batch.num_segments && starts_by(segment + stride)) {
-        segment += stride;
-        stride *= 2;
-    }
-    for (; stride > 0; stride /= 2) {
-        if (segment + stride < batch.num_segments && starts_by(segment + stride)) {
-            segment += stride;
-        }
-    }
-    return segment;
-}
-
 /// Spans of positions over a block's rows. By value: an object whose address is handed to a function that
 /// isn't inlined lives in memory, not in registers.
 struct block_spans {
@@ -207,13 +186,14 @@ struct forced_rows {
     }
 };
 
-/// The positions of a segment's first and last row, loaded before they are needed.
+/// The positions of a segment's first and last row.
 struct end_positions {
     std::int32_t first = 0;
     std::int32_t last = 0;
 
-    [[nodiscard]] static UNIPREFILL_API end_positions of(const batch_view& batch, row_range rows) noexcept {
-        return rows.size() > 0 ? end_positions{batch.positions[rows.begin], batch.positions[rows.end - 1]}
+    [[nodiscard]] static UNIPREFILL_API end_positions of(const std::int32_t* positions,
+                                                         row_range rows) noexcept {
+        return rows.size() > 0 ? end_positions{positions[rows.begin], positions[rows.end - 1]}
                                : end_positions{};
     }
     /// bracketed_row_at().
@@ -232,20 +212,22 @@ struct end_positions {
     }
 };
 
-/// The forced rows of a segment; @p spans are those of its request, none where they make no sense.
+/// The forced rows of a segment whose free rows begin at @p first_free; @p spans are those of its request,
+/// none where they make no sense.
 [[nodiscard]] inline UNIPREFILL_API forced_rows find_forced_rows(const batch_view& batch, row_range rows,
-                                                                 const end_positions& ends,
+                                                                 std::int32_t first_free,
                                                                  const request_options& options,
                                                                  const position_span* spans,
                                                                  std::int32_t num_spans) noexcept {
     forced_rows forced;
     forced.positions = batch.positions;
-    forced.free.begin = ends.row_at(batch.positions, rows, options.sink);
+    forced.free.begin = first_free;
     const std::int32_t tail = clamped(options.tail, 0, rows.size());
     forced.free.end = rows.end - tail > forced.free.begin ? rows.end - tail : forced.free.begin;
     if (num_spans > 0) {
         forced.spans = spans;
         forced.num_spans = num_spans;
+        const end_positions ends = end_positions::of(batch.positions, rows);
         forced.near_spans.begin = ends.row_at(batch.positions, rows, spans[0].begin);
         forced.near_spans.end = ends.row_at(batch.positions, rows, spans[num_spans - 1].end);
     }

@@ -12,15 +12,19 @@
 /// * `held_blocks`: how many of its blocks a thread keeps in registers
 /// * `combine(tally, with_free)`: the tallies of all threads together, for each of them; `free` only if asked
 ///   for
-/// * `any(mine)`: whether a thread near this one says yes, for which `near_rank()` and `near_size()` count
+/// * `count(mine)`: how many threads near this one say yes, for which `near_rank()` and `near_size()` count
+/// * `note()`: where the thread whose near_rank() is 0 leaves a note, `noted()` by all near threads after the
+///   next count()
 /// * `sync()`: waits for the others, whose writes to global memory can be seen then
 ///
 /// To search for a cut, further:
 /// * `start_search(counts)`: empties the collection, and all bins if it @p counts
 /// * `digit_bits`, `add(digit, weight)`: puts a weight into a bin, 0 <= digit < 2^digit_bits. All weights
 ///   together stay below 2^32.
-/// * `find(need)`: from the highest bin down, the bin in which the running sum of weights reaches @p need,
-///   for each thread; bin 0 where the weights don't reach
+/// * `find(mass, need_of, meanwhile)`: sums up masses too, and from the highest bin down finds the bin in
+///   which the running sum of weights reaches need_of(found), for each thread; bin 0 where the weights don't
+///   reach. `need_of` is asked by a few threads, knows the total, and may tell all a target; others do
+///   meanwhile().
 /// * `collect(candidate)`, `capacity`: hands a block to everyone. Only the first `capacity` are kept.
 /// * `gather(count)`: after a combine(), makes collected blocks readable as `collected(i)`, i < count
 /// * `share_bits(count)`: 2^bits neighbouring threads look at one of @p count collected blocks together;
@@ -28,6 +32,13 @@
 ///   `group_rank()`: the lowest near_rank() of those threads that have to do this in step
 /// * `tell(result)` by at most one thread near this one, then `told()` by all: what was told since the last
 ///   start_search(), a result of order -1 if nothing was
+///
+/// For a quick decision, instead of combine() and the last four:
+/// * `sum(sums)`: the sums of all threads together, for each of them, and how many blocks are collected
+/// * `quick_collect()`, `quick_gather()` after a sum(), `quick_collected()`, `quick_tell()`, `quick_told()`
+/// * `group_size` threads look at one collected block together, `sum_group(sums)` is what those found
+/// * `add_near(cta, rows)`: where a cluster shares a stretch of rows, counts rows in that of a thread block;
+///   sum() adds those of thread blocks before this thread's to its `near`
 #pragma once
 
 #include <uniprefill/core/config.hpp>
@@ -55,6 +66,8 @@ struct tally {
 /// What team::find() found.
 struct found_bin {
     std::uint32_t digit = 0;
+    std::uint64_t total = 0;  ///< of the masses
+    std::uint64_t target = 0; ///< as it was told
 };
 
 /// Binary digits of a number.

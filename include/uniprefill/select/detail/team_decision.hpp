@@ -7,7 +7,7 @@
 
 #include <uniprefill/select/detail/cut_search.hpp>
 #include <uniprefill/select/detail/outcome_rules.hpp>
-#include <uniprefill/select/detail/segment_verdict.hpp>
+#include <uniprefill/select/detail/step_view.hpp>
 #include <uniprefill/select/detail/team_sort.hpp>
 
 #include <cstdint>
@@ -17,47 +17,6 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
-/// What decisions read, all but the rules.
-struct step_view {
-    batch_view batch{};
-    const std::int64_t* free_mass = nullptr;
-    const std::int64_t* forced_mass = nullptr;
-    const std::int64_t* faults = nullptr;
-    block_size block{};
-    std::int32_t max_spans = 0; ///< limits::max_forced_spans
-
-    /// The blocks of a segment, once its verdict has its free rows, its spans and how it ranks.
-    [[nodiscard]] UNIPREFILL_API segment_blocks blocks_of(std::int32_t segment, row_range rows,
-                                                          const forced_rows& forced, mass_scope scope,
-                                                          tie_order ties) const noexcept {
-        const std::int64_t offset = block.offset(segment, rows.begin);
-        segment_blocks made;
-        made.rows = rows;
-        made.block_rows = block.rows;
-        made.count = block.blocks(rows.size());
-        made.scope = scope;
-        made.ties = ties;
-        made.forced = forced;
-        made.free_mass = free_mass + offset;
-        made.forced_mass = forced_mass + offset;
-        return made;
-    }
-    /// As blocks_of(), from a verdict.
-    [[nodiscard]] UNIPREFILL_API segment_blocks blocks_of(std::int32_t segment, row_range rows,
-                                                          const segment_verdict& verdict) const noexcept {
-        forced_rows forced;
-        forced.positions = batch.positions;
-        forced.free = verdict.free;
-        if (verdict.num_spans > 0) {
-            forced.spans = batch.forced.spans + batch.forced.offsets[request_of_segment(batch, segment)];
-            forced.num_spans = verdict.num_spans;
-            forced.near_spans = verdict.near_spans;
-        }
-        return blocks_of(segment, rows, forced, verdict.whole_scope ? mass_scope::all : mass_scope::free,
-                         verdict.higher_first ? tie_order::higher_block_first : tie_order::lower_block_first);
-    }
-};
-
 /// Whether a rule's fields make sense; of a rule of one's own, those that every rule has.
 template <class Rule>
 [[nodiscard]] UNIPREFILL_API bool is_sound_rule(const Rule& rule) noexcept {
@@ -66,14 +25,6 @@ template <class Rule>
     } else {
         return validate(static_cast<const rule_base&>(rule)).ok();
     }
-}
-
-/// ceil(share * whole), or the least integer above share * whole.
-[[nodiscard]] UNIPREFILL_API constexpr std::uint64_t mass_target(std::uint64_t whole, unit_fraction share,
-                                                                 bool must_exceed) noexcept {
-    const wide_product product = wide_product::of(whole, share.value);
-    const std::uint64_t floor = (product.high << 1) | (product.low >> 63);
-    return floor + (must_exceed || (product.low << 1) != 0 ? 1 : 0);
 }
 
 /// This thread's share of the rows that stay of a segment's first @p wanted blocks. @p held: its blocks, used
@@ -133,8 +84,7 @@ class team_decision {
         , options_(step.batch.options_of(request_))
         , rule_(rules[request_])
         , fault_(step.faults[segment])
-        , rows_(rows_of_segment(step.batch, segment))
-        , ends_(end_positions::of(step.batch, rows_)) {
+        , rows_(rows_of_segment(step.batch, segment)) {
         held_.load(team, step.free_mass + step.block.offset(segment, rows_.begin),
                    step.block.blocks(rows_.size()));
     }
@@ -143,6 +93,8 @@ class team_decision {
     UNIPREFILL_ANY_TEAM
     [[nodiscard]] UNIPREFILL_API segment_verdict run() noexcept {
         verdict_.kept = rows_.size();
+        blocks_ =
+            step_.blocks_of(segment_, rows_, forced_rows{}, mass_scope::free, tie_order::lower_block_first);
         const auto tag = static_cast<std::int32_t>(step_.batch.tags[request_]);
         const bool known = tag >= 0 && tag <= static_cast<std::int32_t>(request_tag::verify);
         if (!known || !step_.batch.is_prefill(request_) || options_.enabled == 0) {
@@ -163,13 +115,9 @@ class team_decision {
     /// fewer than none or more than all.
     UNIPREFILL_ANY_TEAM
     [[nodiscard]] UNIPREFILL_API std::uint32_t kept_before(std::int64_t blocks) noexcept {
-        if (verdict_.form == keep_form::all) { // nothing was made of the blocks
-            blocks_.rows = rows_;
-            blocks_.block_rows = step_.block.rows;
-            blocks_.count = step_.block.blocks(rows_.size());
-        }
         return kept_rows_before(team_, blocks_, held_, verdict_, blocks);
     }
+    [[nodiscard]] UNIPREFILL_API const segment_blocks& blocks() const noexcept { return blocks_; }
 
   private:
     [[nodiscard]] UNIPREFILL_API bool lacks_sense(const request_options& options) const noexcept {
@@ -219,13 +167,17 @@ class team_decision {
                     const std::int32_t least = i > 0 ? spans[i - 1].end : 0;
                     wrong = wrong || spans[i].begin < least || spans[i].end < spans[i].begin;
                 }
-                if (team_.any(wrong)) {
+                if (team_.count(wrong) > 0) {
                     doubt = keep_reason::invalid;
                     num_spans = 0;
                 }
             }
         }
-        const forced_rows forced = find_forced_rows(step_.batch, rows_, ends_, options_, spans, num_spans);
+        const std::int32_t first_free =
+            first_row_beyond_sink(team_, step_.batch.positions, rows_, options_.sink,
+                                  [&](std::int32_t row) { return step_.batch.positions[row]; });
+        const forced_rows forced =
+            find_forced_rows(step_.batch, rows_, first_free, options_, spans, num_spans);
         verdict_.free = forced.free;
         verdict_.num_spans = num_spans;
         verdict_.near_spans = forced.near_spans;
@@ -440,7 +392,6 @@ class team_decision {
     Rule rule_;
     std::int64_t fault_;
     row_range rows_;
-    end_positions ends_;
     segment_blocks blocks_{};
     held_blocks<Team> held_;
     segment_verdict verdict_{};
