@@ -355,6 +355,8 @@ class drop_ledger<backend::host> {
                                             std::int32_t size, bool by_row) const noexcept;
     [[nodiscard]] UNIPREFILL_HOST_API std::int32_t count_rows(const ledger_step& step,
                                                               std::int32_t set) const noexcept;
+    [[nodiscard]] UNIPREFILL_HOST_API std::int64_t count_chunks(const ledger_step& step, std::int32_t set,
+                                                                std::int32_t chunk_rows) const noexcept;
     template <class Index, class Slot>
     UNIPREFILL_HOST_API void fill_layer(const ledger_step& step, std::int32_t set,
                                         step_arrays<Index, Slot> out) const noexcept;

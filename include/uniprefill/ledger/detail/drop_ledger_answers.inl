@@ -34,6 +34,8 @@ template <class Index, class Slot>
     UNIPREFILL_TRY(
         require(arrays.num_requests >= 0, "step_arrays.num_requests", ">= 0", arrays.num_requests));
     UNIPREFILL_TRY(require(arrays.num_rows >= 0, "step_arrays.num_rows", ">= 0", arrays.num_rows));
+    UNIPREFILL_TRY(require(arrays.num_chunks >= 0, "step_arrays.num_chunks", ">= 0", arrays.num_chunks));
+    UNIPREFILL_TRY(require(arrays.chunk_rows >= 1, "step_arrays.chunk_rows", ">= 1", arrays.chunk_rows));
     UNIPREFILL_TRY(require(arrays.page_tokens >= 1, "step_arrays.page_tokens", ">= 1", arrays.page_tokens));
     return require(arrays.window >= 0, "step_arrays.window", ">= 0", arrays.window);
 }
@@ -82,6 +84,7 @@ UNIPREFILL_HOST_API void for_each_array(step_arrays<Index, Slot>& part, Visit vi
     visit(part.row_positions, std::int64_t{part.num_rows});
     visit(part.write_rows, std::int64_t{part.num_rows});
     visit(part.window_rows, std::int64_t{part.num_rows});
+    visit(part.chunks, std::int64_t{2} * part.num_chunks);
 }
 
 /// An array's part once more: what lies before it.
@@ -138,6 +141,16 @@ inline std::int32_t drop_ledger<backend::host>::count_rows(const ledger_step& st
     std::int32_t counted = 0;
     for_each_request(step, [&](std::int32_t, std::int32_t, const detail::request_record& state) {
         counted += state.length(set) - state.length_before(set);
+    });
+    return counted;
+}
+
+/// The chunks of those rows, request by request.
+inline std::int64_t drop_ledger<backend::host>::count_chunks(const ledger_step& step, std::int32_t set,
+                                                             std::int32_t chunk_rows) const noexcept {
+    std::int64_t counted = 0;
+    for_each_request(step, [&](std::int32_t, std::int32_t, const detail::request_record& state) {
+        counted += num_blocks(state.length(set) - state.length_before(set), chunk_rows);
     });
     return counted;
 }
@@ -226,6 +239,7 @@ inline void drop_ledger<backend::host>::fill_layer(const ledger_step& step, std:
         }
     };
     std::int32_t at = 0; // rows so far
+    std::int64_t chunk = 0;
     for (std::int32_t r = 0; r < out.num_requests || r < step.num_requests_; ++r) {
         std::int32_t before = 0;
         std::int32_t length = 0;
@@ -250,7 +264,14 @@ inline void drop_ledger<backend::host>::fill_layer(const ledger_step& step, std:
                 out.partial_pages[r] = goes_on ? before / out.page_tokens : -1;
             }
         }
+        for (std::int32_t row = 0; out.chunks != nullptr && row < length - before; row += out.chunk_rows) {
+            out.chunks[2 * chunk] = r;
+            out.chunks[2 * chunk++ + 1] = row / out.chunk_rows;
+        }
         at += length - before;
+    }
+    for (chunk *= 2; out.chunks != nullptr && chunk < std::int64_t{2} * out.num_chunks; ++chunk) {
+        out.chunks[chunk] = -1;
     }
     put(out.cu_seqlens, out.num_requests, at);
     for (; at < out.num_rows; ++at) {
@@ -389,11 +410,17 @@ inline status drop_ledger<backend::host>::look_up(const ledger_step& step, const
     if (out.slots != nullptr) {
         UNIPREFILL_TRY(slots.check());
     }
-    for (std::int32_t first = 0; by_row && first < layers.count;) {
+    for (std::int32_t first = 0; first < layers.count;) {
         const std::int32_t end = end_of_group(first);
-        if (out.num_rows < count_rows(step, layer_sets()[layers.at(first)])) {
+        const std::int32_t set = layer_sets()[layers.at(first)];
+        if (by_row && out.num_rows < count_rows(step, set)) {
             return failure(status_code::out_of_range, "step_arrays.num_rows",
                            "at least the rows that enter the layer", out.num_rows)
+                .at_layer(layers.at(first));
+        }
+        if (out.chunks != nullptr && out.num_chunks < count_chunks(step, set, out.chunk_rows)) {
+            return failure(status_code::out_of_range, "step_arrays.num_chunks",
+                           "at least the chunks of the rows that enter the layer", out.num_chunks)
                 .at_layer(layers.at(first));
         }
         constexpr std::int64_t most = (std::numeric_limits<Slot>::max)();
