@@ -366,7 +366,8 @@ class drop_ledger<backend::host> {
                                         Slot padding) const noexcept;
     template <class Slots>
     UNIPREFILL_HOST_API bool slots_fit(const ledger_step& step, layer_list layers, std::int32_t first,
-                                       std::int32_t end, Slots slots, std::int64_t most) const noexcept;
+                                       std::int32_t end, Slots slots, std::int64_t most,
+                                       std::int32_t& rows) const noexcept;
     template <class Slots>
     UNIPREFILL_HOST_API status misfit(const ledger_step& step, std::int32_t layer, const Slots& slots,
                                       std::int64_t most) const noexcept;

@@ -181,18 +181,22 @@ inline status drop_ledger<backend::host>::check_output(const ledger_step& step, 
 }
 
 /// Whether every row of the step has a slot in each of layers [first, end) of a list, which are of one set,
-/// and none exceeds @p most. Slots that lie far apart in memory are asked for side by side.
+/// and none exceeds @p most; and the number of those rows. Slots that lie far apart in memory are asked for
+/// side by side.
 template <class Slots>
 inline bool drop_ledger<backend::host>::slots_fit(const ledger_step& step, const layer_list layers,
                                                   std::int32_t first, std::int32_t end, const Slots slots,
-                                                  std::int64_t most) const noexcept {
+                                                  std::int64_t most, std::int32_t& rows) const noexcept {
     const std::int32_t set = layer_sets()[layers.at(first)];
+    std::int32_t counted = 0;
     std::int64_t lowest = 0;
     std::int64_t highest = 0;
     for_each_request(step, [&](std::int32_t r, std::int32_t request, const detail::request_record& state) {
         const std::int32_t index = slots.rows == request_index::batch ? r : request;
+        const std::int32_t before = state.length_before(set);
         const std::int32_t length = state.length(set);
-        for (std::int32_t row = state.length_before(set); row < length; ++row) {
+        counted += length - before;
+        for (std::int32_t row = before; row < length; ++row) {
             for (std::int32_t i = first; i < end; ++i) {
                 const std::int64_t slot = slots.slot(layers.at(i), index, row);
                 lowest = slot < lowest ? slot : lowest;
@@ -200,6 +204,7 @@ inline bool drop_ledger<backend::host>::slots_fit(const ledger_step& step, const
             }
         }
     });
+    rows = counted;
     return lowest >= 0 && highest <= most;
 }
 
@@ -238,14 +243,17 @@ inline void drop_ledger<backend::host>::fill_layer(const ledger_step& step, std:
             array[index] = value;
         }
     };
+    const detail::ledger_layout layout = layout_; // as in for_each_request()
+    std::byte* const memory = memory_;
+    const std::int32_t* const request_ids = step.request_ids_;
+    const std::int32_t num_requests = step.num_requests_;
     std::int32_t at = 0; // rows so far
     std::int64_t chunk = 0;
-    for (std::int32_t r = 0; r < out.num_requests || r < step.num_requests_; ++r) {
+    for (std::int32_t r = 0; r < out.num_requests || r < num_requests; ++r) {
         std::int32_t before = 0;
         std::int32_t length = 0;
-        const bool there = r < step.num_requests_ && step.request_ids_[r] >= 0;
-        if (there) {
-            const detail::request_record state = record(step.request_ids_[r]);
+        if (r < num_requests && request_ids[r] >= 0) {
+            const detail::request_record state = layout.record(memory, request_ids[r]);
             before = state.length_before(set);
             length = state.length(set);
             const auto row_part = [at](Index* array) { return array != nullptr ? array + at : nullptr; };
@@ -374,7 +382,8 @@ inline status drop_ledger<backend::host>::slot_mapping(const ledger_step& step, 
     // Every slot is looked up before the first is written.
     constexpr std::int64_t most = (std::numeric_limits<Index>::max)();
     const layer_list only{layer, 1};
-    if (!slots_fit(step, only, 0, 1, slots, most)) {
+    std::int32_t rows = 0;
+    if (!slots_fit(step, only, 0, 1, slots, most, rows)) {
         return misfit(step, layer, slots, most);
     }
     fill_slots(step, only, 0, 1, slots, out, size, Index{-1});
@@ -413,7 +422,15 @@ inline status drop_ledger<backend::host>::look_up(const ledger_step& step, const
     for (std::int32_t first = 0; first < layers.count;) {
         const std::int32_t end = end_of_group(first);
         const std::int32_t set = layer_sets()[layers.at(first)];
-        if (by_row && out.num_rows < count_rows(step, set)) {
+        constexpr std::int64_t most = (std::numeric_limits<Slot>::max)();
+        std::int32_t rows = 0;
+        bool fit = true;
+        if (out.slots != nullptr) {
+            fit = slots_fit(step, layers, first, same_slots ? first + 1 : end, slots, most, rows);
+        } else if (by_row) {
+            rows = count_rows(step, set);
+        }
+        if (out.num_rows < rows) {
             return failure(status_code::out_of_range, "step_arrays.num_rows",
                            "at least the rows that enter the layer", out.num_rows)
                 .at_layer(layers.at(first));
@@ -423,12 +440,8 @@ inline status drop_ledger<backend::host>::look_up(const ledger_step& step, const
                            "at least the chunks of the rows that enter the layer", out.num_chunks)
                 .at_layer(layers.at(first));
         }
-        constexpr std::int64_t most = (std::numeric_limits<Slot>::max)();
-        const std::int32_t checked = same_slots ? first + 1 : end;
-        if (out.slots != nullptr && !slots_fit(step, layers, first, checked, slots, most)) {
-            for (std::int32_t i = first; i < end; ++i) {
-                UNIPREFILL_TRY(misfit(step, layers.at(i), slots, most));
-            }
+        for (std::int32_t i = first; !fit && i < end; ++i) {
+            UNIPREFILL_TRY(misfit(step, layers.at(i), slots, most));
         }
         first = end;
     }
