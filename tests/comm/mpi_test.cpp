@@ -81,34 +81,54 @@ void split_decides_as_unsplit() {
     CHECK(dropped > 0);
 }
 
-/// The state of a ledger after a step whose first layer has decided so: the rows kept enter the second one.
-std::vector<std::byte> ledger_after(const up::batch_view& batch, const std::vector<kept_segment>& kept) {
-    ledger_test::owned_ledger owner = ledger_test::make_ledger(
-        {0}, 2, up::set_relation::nested, batch.num_rows, std::max(batch.num_requests, 1));
-    ledger_test::rows_batch arrived;
-    ledger_test::rows_batch entering;
-    std::size_t segment = 0;
-    for (std::int32_t request = 0; request < batch.num_requests; ++request) {
-        ledger_test::must(owner.ledger.admit(request));
-        ledger_test::positions rows;
-        std::int32_t position = 0; // a request's rows stand for its first positions
-        for (; segment < kept.size() && batch.request_of(static_cast<std::int32_t>(segment)) == request;
-             ++segment) {
-            for (const bool keep : kept[segment].keep) {
+/// The ledger of a rank that has decided, each request of it as a flat buffer: what was alive enters layer 1,
+/// what the decision left enters layer 2.
+std::vector<std::byte> ledger_after(const problem& whole, const std::vector<kept_segment>& kept) {
+    using ledger_test::must;
+    using ledger_test::positions;
+    const auto requests = static_cast<std::int32_t>(whole.requests.size());
+    ledger_test::owned_ledger owner({requests, 4096, 3, 3, up::set_relation::nested}, {0, 1, 2});
+    ledger_test::rows_batch batch;
+    ledger_test::rows_batch alive;
+    ledger_test::rows_batch left;
+    auto segment = kept.begin();
+    for (std::int32_t id = 0; id < requests; ++id) {
+        const request& one = whole.requests[static_cast<std::size_t>(id)];
+        must(owner.ledger.admit(id));
+        const bool decodes = one.tag == up::request_tag::decode;
+        const std::int32_t begin = decodes ? one.positions.front() : 0;
+        if (begin > 0) { // what it has decoded before
+            const positions before = ledger_test::range(0, begin);
+            ledger_test::open_step(owner, {{id, up::request_tag::prefill, before, before}}, 1).commit();
+        }
+        const positions rows(one.positions.begin(), one.positions.end());
+        positions stay;
+        for (int of = 0, row = 0; of < one.segments(); ++of, ++segment) {
+            for (const bool keep : segment->keep) {
                 if (keep) {
-                    rows.push_back(position);
+                    stay.push_back(rows[static_cast<std::size_t>(row)]);
                 }
-                ++position;
+                ++row;
             }
         }
-        arrived.add(request, batch.tags[request], ledger_test::range(0, position));
-        entering.add(request, batch.tags[request], rows);
+        batch.add(id, one.tag, ledger_test::range(begin, rows.back() + 1));
+        alive.add(id, one.tag, rows);
+        left.add(id, one.tag, stay);
     }
     up::ledger_step step;
-    ledger_test::must(owner.ledger.begin_step(arrived.view(), arrived.ids.data(), step));
-    ledger_test::must(owner.ledger.append(step, 1, entering.view()));
-    ledger_test::must(owner.ledger.commit_step(step));
-    return owner.snapshot();
+    must(owner.ledger.begin_step(batch.view(), batch.ids.data(), step));
+    must(owner.ledger.append(step, 1, alive.view()));
+    must(owner.ledger.append(step, 2, left.view()));
+    must(owner.ledger.commit_step(step));
+    std::vector<std::byte> all;
+    for (std::int32_t id = 0; id < requests; ++id) {
+        std::size_t bytes = 0;
+        must(owner.ledger.saved_bytes(id, bytes));
+        std::vector<std::byte> saved(bytes);
+        must(owner.ledger.save(id, saved.data(), bytes));
+        all.insert(all.end(), saved.begin(), saved.end());
+    }
+    return all;
 }
 
 } // namespace
@@ -128,7 +148,7 @@ TEST_CASE("the maximum over heads of all processes") {
     split_decides_as_unsplit<up::head_max>();
 }
 
-TEST_CASE("every process has the same ledger, which nobody sent") {
+TEST_CASE("ledgers of all processes are the same, bit for bit, though nobody sends them") {
     const processes& all = processes::all();
     const up::mpi_reduction reduction(all.ranks());
     int dropped = 0;
@@ -139,15 +159,19 @@ TEST_CASE("every process has the same ledger, which nobody sent") {
                                      << all.count());
         random_numbers numbers(seed);
         const problem whole = random_problem(numbers, all.count());
-        const unsplit<up::head_sum> wanted(whole);
         rank_step<up::head_sum> rank(share_of(whole, all.rank(), all.count()), whole.of.heads);
         rank.decide(reduction);
-        const std::vector<std::byte> mine = ledger_after(rank.batch(), rank.kept());
-        CHECK(mine == ledger_after(rank.batch(), wanted.kept));
-        std::vector<std::byte> of_first = mine;
-        MPI_Bcast(of_first.data(), static_cast<int>(of_first.size()), MPI_BYTE, 0, all.ranks());
-        CHECK(mine == of_first);
-        for (const kept_segment& segment : wanted.kept) {
+        const std::vector<kept_segment> kept = rank.kept();
+        const std::vector<std::byte> mine = ledger_after(whole, kept);
+        CHECK(mine == ledger_after(whole, unsplit<up::head_sum>(whole).kept));
+        // The first process's is sent here, to be compared.
+        std::int64_t bytes = static_cast<std::int64_t>(mine.size());
+        MPI_Bcast(&bytes, 1, MPI_INT64_T, 0, all.ranks());
+        std::vector<std::byte> first = mine;
+        first.resize(static_cast<std::size_t>(bytes));
+        MPI_Bcast(first.data(), static_cast<int>(bytes), MPI_BYTE, 0, all.ranks());
+        CHECK(mine == first);
+        for (const kept_segment& segment : kept) {
             dropped += segment.outcome.rows - segment.outcome.kept;
         }
     }

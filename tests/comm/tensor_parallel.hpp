@@ -137,7 +137,6 @@ class rank_step {
     }
     std::vector<kept_segment> kept() const { return consistent(decided_, rows_.batch()); }
     const up::batch_view rows_alive() const { return step_.rows(); }
-    up::batch_view batch() const { return rows_.batch(); }
 
   private:
     step<float> rows_;

@@ -792,11 +792,14 @@ void simulated_engine::write_rows(const up::ledger_step& step, const std::vector
     told.num_rows = rows + below(3);
     told.page_tokens = shape_.page_tokens[first];
     told.window = shape_.windows[first];
+    told.chunk_rows = 1 + below(20);
+    told.num_chunks = told.num_requests + told.num_rows / told.chunk_rows; // enough, whatever the rows
     told.no_slot = -5;
     const std::size_t by_request = at(told.num_requests);
     const std::size_t by_row = at(told.num_rows);
     const std::size_t parts_told = end - first;
-    std::vector<Index> numbers(parts_told * (5 * by_request + 1 + 3 * by_row), -77);
+    const std::size_t by_chunk = 2 * at(told.num_chunks);
+    std::vector<Index> numbers(parts_told * (5 * by_request + 1 + 3 * by_row + by_chunk), -77);
     std::vector<std::int64_t> slots(parts_told * by_row, -77);
     Index* next = numbers.data();
     const auto array = [&](std::size_t size) {
@@ -812,6 +815,7 @@ void simulated_engine::write_rows(const up::ledger_step& step, const std::vector
     told.row_positions = array(by_row);
     told.write_rows = array(by_row);
     told.window_rows = array(by_row);
+    told.chunks = array(by_chunk);
     const auto from = static_cast<std::int32_t>(first);
     const auto count = static_cast<std::int32_t>(parts_told);
     must(owner_.ledger.look_up(step, {from, count}, told));
@@ -852,6 +856,7 @@ void simulated_engine::write_rows(const up::ledger_step& step, const std::vector
         one.write_rows += i * by_row;
         one.window_rows += i * by_row;
         one.slots += i * by_row;
+        one.chunks += i * by_chunk;
         write_layer(parts, layer, one);
     }
 }
@@ -863,9 +868,15 @@ void simulated_engine::write_layer(const std::vector<part>& parts, std::size_t l
     const std::int32_t page = shape_.page_tokens[layer];
     const std::int32_t window = shape_.windows[layer];
     std::size_t row = 0;
+    std::size_t chunk = 0;
     for (std::size_t r = 0; r < parts.size(); ++r) {
         const part& of = parts[r];
         const positions& entering = of.entering[layer];
+        for (std::size_t i = 0; i * at(told.chunk_rows) < entering.size(); ++i, ++chunk) {
+            expect(told.chunks[2 * chunk] == static_cast<Index>(r) &&
+                       told.chunks[2 * chunk + 1] == static_cast<Index>(i),
+                   "chunks differ");
+        }
         const std::int32_t before = of.of == nullptr ? 0 : of.of->length(layer);
         expect(told.cached_lens[r] == before, "cached lengths differ");
         expect(told.seq_lens[r] == before + static_cast<std::int32_t>(entering.size()), "lengths differ");
@@ -893,6 +904,9 @@ void simulated_engine::write_layer(const std::vector<part>& parts, std::size_t l
         expect(told.cached_lens[r] == 0 && told.seq_lens[r] == 0 &&
                    told.cu_seqlens[r + 1] == static_cast<Index>(row),
                "padding of requests differs");
+    }
+    for (chunk *= 2; chunk < 2 * at(told.num_chunks); ++chunk) {
+        expect(told.chunks[chunk] == -1, "padding of chunks differs");
     }
     for (; row < at(told.num_rows); ++row) {
         expect(told.row_positions[row] == -1 && told.write_rows[row] == -1 && told.window_rows[row] == -1 &&

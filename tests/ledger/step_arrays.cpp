@@ -197,6 +197,36 @@ TEST_CASE("every layer at once tells what each layer tells", "[ledger]") {
     must(s.owner.ledger.commit_step(s.step));
 }
 
+TEST_CASE("chunks of rows, for layers that run over rows", "[ledger]") {
+    server s;
+    s.begin(); // rows by layer: 10, 0, 3, 5 in layer 0; 3, 0, 3, 3 in 1 and 2; 1, 0, 3, 1 in 3 and 4
+    std::vector<std::int32_t> pairs(5 * 2 * 9, -77);
+    up::step_arrays<> out;
+    out.num_chunks = 9;
+    out.chunk_rows = 4;
+    out.chunks = pairs.data();
+    must(s.owner.ledger.look_up(s.step, s.owner.ledger.every_layer(), out));
+    const auto part = [&](std::ptrdiff_t layer) {
+        return std::vector<std::int32_t>(pairs.begin() + 18 * layer, pairs.begin() + 18 * (layer + 1));
+    };
+    CHECK(part(0) == std::vector<std::int32_t>{0, 0, 0, 1, 0, 2, 2, 0, 3, 0, 3, 1, -1, -1, -1, -1, -1, -1});
+    for (const std::ptrdiff_t layer : {1, 2, 3, 4}) {
+        CHECK(part(layer) ==
+              std::vector<std::int32_t>{0, 0, 2, 0, 3, 0, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1});
+    }
+    out.num_chunks = 5;
+    check_refused(s.owner.ledger.look_up(s.step, {0, 5}, out), status_code::out_of_range,
+                  "step_arrays.num_chunks", -1, 0);
+    out.num_chunks = -1;
+    check_refused(s.owner.ledger.look_up(s.step, {0, 5}, out), status_code::invalid_argument,
+                  "step_arrays.num_chunks", -1);
+    out.num_chunks = 9;
+    out.chunk_rows = 0;
+    check_refused(s.owner.ledger.look_up(s.step, {0, 5}, out), status_code::invalid_argument,
+                  "step_arrays.chunk_rows", -1);
+    must(s.owner.ledger.commit_step(s.step));
+}
+
 TEST_CASE("arrays that nobody wants are left alone", "[ledger]") {
     server s;
     s.begin();

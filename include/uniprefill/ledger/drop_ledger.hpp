@@ -354,6 +354,8 @@ class drop_ledger<backend::host> {
                                             std::int32_t size, bool by_row) const noexcept;
     [[nodiscard]] UNIPREFILL_HOST_API std::int32_t count_rows(const ledger_step& step,
                                                               std::int32_t set) const noexcept;
+    [[nodiscard]] UNIPREFILL_HOST_API std::int64_t count_chunks(const ledger_step& step, std::int32_t set,
+                                                                std::int32_t chunk_rows) const noexcept;
     template <class Index, class Slot>
     UNIPREFILL_HOST_API void fill_layer(const ledger_step& step, std::int32_t set,
                                         step_arrays<Index, Slot> out) const noexcept;
@@ -363,7 +365,8 @@ class drop_ledger<backend::host> {
                                         Slot padding) const noexcept;
     template <class Slots>
     UNIPREFILL_HOST_API bool slots_fit(const ledger_step& step, layer_list layers, std::int32_t first,
-                                       std::int32_t end, Slots slots, std::int64_t most) const noexcept;
+                                       std::int32_t end, Slots slots, std::int64_t most,
+                                       std::int32_t& rows) const noexcept;
     template <class Slots>
     UNIPREFILL_HOST_API status misfit(const ledger_step& step, std::int32_t layer, const Slots& slots,
                                       std::int64_t most) const noexcept;

@@ -19,6 +19,7 @@ template <class Index = std::int32_t, class Slot = std::int64_t>
 struct step_arrays {
     std::int32_t num_requests = 0; ///< entries by request, at least the step's
     std::int32_t num_rows = 0;     ///< entries by row, at least the most rows that enter one of the layers
+    std::int32_t num_chunks = 0;   ///< pairs of `chunks`: num_requests + num_rows / chunk_rows are enough
 
     Index* cached_lens = nullptr;   // [layers, num_requests] keys held before the step; padded with 0
     Index* seq_lens = nullptr;      // [layers, num_requests] keys held with the step's rows; 0
@@ -31,8 +32,12 @@ struct step_arrays {
     Index* write_rows = nullptr;    // [layers, num_rows] where in its request's cache each row goes; -1
     Index* window_rows = nullptr;   // [layers, num_rows] the first row of the cache in each row's window; -1
     Slot* slots = nullptr;          // [layers, num_rows] the slot that each row goes to; no_slot
+    Index* chunks = nullptr;        // [layers, num_chunks, 2] for layers that run over rows in chunks of
+                                    // chunk_rows (linear attention, convolutions): each chunk's request, and
+                                    // its number there; -1
 
     std::int32_t page_tokens = 16; ///< rows of a page, for num_pages and partial_pages
+    std::int32_t chunk_rows = 64;  ///< rows of a chunk; a request's last one may have fewer
     std::int32_t window = 0;       ///< original positions that a query sees, its own included; 0: all
     Slot no_slot = -1; ///< what rows that are no rows get: -1, or the slot that an engine throws away
 };

@@ -34,6 +34,8 @@ template <class Index, class Slot>
     UNIPREFILL_TRY(
         require(arrays.num_requests >= 0, "step_arrays.num_requests", ">= 0", arrays.num_requests));
     UNIPREFILL_TRY(require(arrays.num_rows >= 0, "step_arrays.num_rows", ">= 0", arrays.num_rows));
+    UNIPREFILL_TRY(require(arrays.num_chunks >= 0, "step_arrays.num_chunks", ">= 0", arrays.num_chunks));
+    UNIPREFILL_TRY(require(arrays.chunk_rows >= 1, "step_arrays.chunk_rows", ">= 1", arrays.chunk_rows));
     UNIPREFILL_TRY(require(arrays.page_tokens >= 1, "step_arrays.page_tokens", ">= 1", arrays.page_tokens));
     return require(arrays.window >= 0, "step_arrays.window", ">= 0", arrays.window);
 }
@@ -82,6 +84,7 @@ UNIPREFILL_HOST_API void for_each_array(step_arrays<Index, Slot>& part, Visit vi
     visit(part.row_positions, std::int64_t{part.num_rows});
     visit(part.write_rows, std::int64_t{part.num_rows});
     visit(part.window_rows, std::int64_t{part.num_rows});
+    visit(part.chunks, std::int64_t{2} * part.num_chunks);
 }
 
 /// An array's part once more: what lies before it.
@@ -142,6 +145,16 @@ inline std::int32_t drop_ledger<backend::host>::count_rows(const ledger_step& st
     return counted;
 }
 
+/// The chunks of those rows, request by request.
+inline std::int64_t drop_ledger<backend::host>::count_chunks(const ledger_step& step, std::int32_t set,
+                                                             std::int32_t chunk_rows) const noexcept {
+    std::int64_t counted = 0;
+    for_each_request(step, [&](std::int32_t, std::int32_t, const detail::request_record& state) {
+        counted += num_blocks(state.length(set) - state.length_before(set), chunk_rows);
+    });
+    return counted;
+}
+
 inline status drop_ledger<backend::host>::num_rows(const ledger_step& step, std::int32_t layer,
                                                    std::int32_t& rows) const noexcept {
     UNIPREFILL_TRY(check_step(step));
@@ -168,18 +181,22 @@ inline status drop_ledger<backend::host>::check_output(const ledger_step& step, 
 }
 
 /// Whether every row of the step has a slot in each of layers [first, end) of a list, which are of one set,
-/// and none exceeds @p most. Slots that lie far apart in memory are asked for side by side.
+/// and none exceeds @p most; and the number of those rows. Slots that lie far apart in memory are asked for
+/// side by side.
 template <class Slots>
 inline bool drop_ledger<backend::host>::slots_fit(const ledger_step& step, const layer_list layers,
                                                   std::int32_t first, std::int32_t end, const Slots slots,
-                                                  std::int64_t most) const noexcept {
+                                                  std::int64_t most, std::int32_t& rows) const noexcept {
     const std::int32_t set = layer_sets()[layers.at(first)];
+    std::int32_t counted = 0;
     std::int64_t lowest = 0;
     std::int64_t highest = 0;
     for_each_request(step, [&](std::int32_t r, std::int32_t request, const detail::request_record& state) {
         const std::int32_t index = slots.rows == request_index::batch ? r : request;
+        const std::int32_t before = state.length_before(set);
         const std::int32_t length = state.length(set);
-        for (std::int32_t row = state.length_before(set); row < length; ++row) {
+        counted += length - before;
+        for (std::int32_t row = before; row < length; ++row) {
             for (std::int32_t i = first; i < end; ++i) {
                 const std::int64_t slot = slots.slot(layers.at(i), index, row);
                 lowest = slot < lowest ? slot : lowest;
@@ -187,6 +204,7 @@ inline bool drop_ledger<backend::host>::slots_fit(const ledger_step& step, const
             }
         }
     });
+    rows = counted;
     return lowest >= 0 && highest <= most;
 }
 
@@ -225,13 +243,17 @@ inline void drop_ledger<backend::host>::fill_layer(const ledger_step& step, std:
             array[index] = value;
         }
     };
+    const detail::ledger_layout layout = layout_; // as in for_each_request()
+    std::byte* const memory = memory_;
+    const std::int32_t* const request_ids = step.request_ids_;
+    const std::int32_t num_requests = step.num_requests_;
     std::int32_t at = 0; // rows so far
-    for (std::int32_t r = 0; r < out.num_requests || r < step.num_requests_; ++r) {
+    std::int64_t chunk = 0;
+    for (std::int32_t r = 0; r < out.num_requests || r < num_requests; ++r) {
         std::int32_t before = 0;
         std::int32_t length = 0;
-        const bool there = r < step.num_requests_ && step.request_ids_[r] >= 0;
-        if (there) {
-            const detail::request_record state = record(step.request_ids_[r]);
+        if (r < num_requests && request_ids[r] >= 0) {
+            const detail::request_record state = layout.record(memory, request_ids[r]);
             before = state.length_before(set);
             length = state.length(set);
             const auto row_part = [at](Index* array) { return array != nullptr ? array + at : nullptr; };
@@ -250,7 +272,14 @@ inline void drop_ledger<backend::host>::fill_layer(const ledger_step& step, std:
                 out.partial_pages[r] = goes_on ? before / out.page_tokens : -1;
             }
         }
+        for (std::int32_t row = 0; out.chunks != nullptr && row < length - before; row += out.chunk_rows) {
+            out.chunks[2 * chunk] = r;
+            out.chunks[2 * chunk++ + 1] = row / out.chunk_rows;
+        }
         at += length - before;
+    }
+    for (chunk *= 2; out.chunks != nullptr && chunk < std::int64_t{2} * out.num_chunks; ++chunk) {
+        out.chunks[chunk] = -1;
     }
     put(out.cu_seqlens, out.num_requests, at);
     for (; at < out.num_rows; ++at) {
@@ -353,7 +382,8 @@ inline status drop_ledger<backend::host>::slot_mapping(const ledger_step& step, 
     // Every slot is looked up before the first is written.
     constexpr std::int64_t most = (std::numeric_limits<Index>::max)();
     const layer_list only{layer, 1};
-    if (!slots_fit(step, only, 0, 1, slots, most)) {
+    std::int32_t rows = 0;
+    if (!slots_fit(step, only, 0, 1, slots, most, rows)) {
         return misfit(step, layer, slots, most);
     }
     fill_slots(step, only, 0, 1, slots, out, size, Index{-1});
@@ -389,19 +419,29 @@ inline status drop_ledger<backend::host>::look_up(const ledger_step& step, const
     if (out.slots != nullptr) {
         UNIPREFILL_TRY(slots.check());
     }
-    for (std::int32_t first = 0; by_row && first < layers.count;) {
+    for (std::int32_t first = 0; first < layers.count;) {
         const std::int32_t end = end_of_group(first);
-        if (out.num_rows < count_rows(step, layer_sets()[layers.at(first)])) {
+        const std::int32_t set = layer_sets()[layers.at(first)];
+        constexpr std::int64_t most = (std::numeric_limits<Slot>::max)();
+        std::int32_t rows = 0;
+        bool fit = true;
+        if (out.slots != nullptr) {
+            fit = slots_fit(step, layers, first, same_slots ? first + 1 : end, slots, most, rows);
+        } else if (by_row) {
+            rows = count_rows(step, set);
+        }
+        if (out.num_rows < rows) {
             return failure(status_code::out_of_range, "step_arrays.num_rows",
                            "at least the rows that enter the layer", out.num_rows)
                 .at_layer(layers.at(first));
         }
-        constexpr std::int64_t most = (std::numeric_limits<Slot>::max)();
-        const std::int32_t checked = same_slots ? first + 1 : end;
-        if (out.slots != nullptr && !slots_fit(step, layers, first, checked, slots, most)) {
-            for (std::int32_t i = first; i < end; ++i) {
-                UNIPREFILL_TRY(misfit(step, layers.at(i), slots, most));
-            }
+        if (out.chunks != nullptr && out.num_chunks < count_chunks(step, set, out.chunk_rows)) {
+            return failure(status_code::out_of_range, "step_arrays.num_chunks",
+                           "at least the chunks of the rows that enter the layer", out.num_chunks)
+                .at_layer(layers.at(first));
+        }
+        for (std::int32_t i = first; !fit && i < end; ++i) {
+            UNIPREFILL_TRY(misfit(step, layers.at(i), slots, most));
         }
         first = end;
     }

@@ -45,10 +45,15 @@ namespace detail {
 template <class Visit>
 inline void drop_ledger<backend::host>::for_each_request(const ledger_step& step,
                                                          Visit visit) const noexcept {
-    for (std::int32_t r = 0; r < step.num_requests_; ++r) {
-        const std::int32_t request = step.request_ids_[r];
+    // Copies, because what is written on the way could be these for all that a compiler knows.
+    const detail::ledger_layout layout = layout_;
+    std::byte* const memory = memory_;
+    const std::int32_t* const request_ids = step.request_ids_;
+    const std::int32_t num_requests = step.num_requests_;
+    for (std::int32_t r = 0; r < num_requests; ++r) {
+        const std::int32_t request = request_ids[r];
         if (request >= 0) {
-            visit(r, request, record(request));
+            visit(r, request, layout.record(memory, request));
         }
     }
 }
