@@ -356,6 +356,16 @@ TEST_CASE("a device ledger refuses what the host's refuses, and changes nothing"
     batch.add(0, static_cast<request_tag>(9), range(20, 21));
     begin_refused(batch, ledger_complaint::tag, 0);
 
+    {
+        up::ledger_step step;
+        up::step_wishes<> wishes;
+        wishes.out.chunks = twins.upload(std::vector<std::int32_t>{0, 0});
+        const up::status refused = twins.device.begin_step(twins.view_of(first, true),
+                                                           twins.upload(first.ids), step, wishes, nullptr);
+        REQUIRE(refused.code == status_code::not_supported);
+        REQUIRE_FALSE(step.open());
+    }
+
     // Appends: what the host refuses as a whole, the device refuses for the request.
     const auto append_refused = [&](const positions& entering, request_tag tag, ledger_complaint what) {
         INFO("complaint " << static_cast<int>(what));
