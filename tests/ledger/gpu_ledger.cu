@@ -320,14 +320,29 @@ TEST_CASE("a device ledger refuses what the host's refuses, and changes nothing"
         up::ledger_step step;
         const up::status host = twins.host().begin_step(batch.view(), batch.ids.data(), step);
         REQUIRE_FALSE(host.ok());
+        // Nothing is told of its rows; ending it doesn't hide why it wasn't opened, and changes nothing.
+        const auto requests = static_cast<std::int32_t>(batch.ids.size());
+        const auto rows = static_cast<std::int32_t>(batch.packed.size());
+        const device_array<std::int32_t> lens(batch.ids.size());
+        const device_array<std::int32_t> row_positions(batch.packed.size());
+        up::step_wishes<> wishes;
+        wishes.layers = {0, 1, nullptr};
+        wishes.out.num_requests = requests;
+        wishes.out.num_rows = rows;
+        wishes.out.seq_lens = lens.data();
+        wishes.out.row_positions = row_positions.data();
         up::ledger_step twin;
-        must(twins.device.begin_step(twins.view_of(batch, true), twins.upload(batch.ids), twin, nullptr));
+        must(twins.device.begin_step(twins.view_of(batch, true), twins.upload(batch.ids), twin, wishes,
+                                     nullptr));
+        REQUIRE(lens.get() == std::vector<std::int32_t>(batch.ids.size(), 0));
+        REQUIRE(row_positions.get() == std::vector<std::int32_t>(batch.packed.size(), -1));
+        up::ledger_step again = twin;
+        must(twins.device.commit_step(twin, nullptr));
         REQUIRE(twins.fault() == what);
         REQUIRE(twins.fault_status().code == host.code);
         REQUIRE(twins.fault_status().request == slot);
         twins.forget_fault();
-        // The step wasn't opened: ending it complains, and nothing changes.
-        must(twins.device.commit_step(twin, nullptr));
+        must(twins.device.commit_step(again, nullptr));
         REQUIRE(twins.fault() == ledger_complaint::not_in_step);
         twins.forget_fault();
         twins.check_states();
@@ -436,6 +451,36 @@ TEST_CASE("a device ledger refuses what the host's refuses, and changes nothing"
     refused(ledger_complaint::taken);
     must(twins.device.fork(slots(2), slots(3), 1, nullptr));
     refused(ledger_complaint::unknown_request);
+    // A copy can't be copied in the launch that makes it.
+    must(twins.host().fork(0, 2));
+    must(twins.device.fork(twins.upload(std::vector<std::int32_t>{0, 2}),
+                           twins.upload(std::vector<std::int32_t>{2, 3}), 2, nullptr));
+    refused(ledger_complaint::unknown_request);
+
+    // Lists of layers: one that names none hands nothing back, one that names what isn't there neither.
+    std::vector<std::int32_t> table(100, 7);
+    const device_array<std::int32_t> table_there(table);
+    const device_array<up::page_span> span_there(std::vector<up::page_span>(4, {0, 25}));
+    const device_array<std::int32_t> pages(100);
+    const device_array<std::int32_t> found(1);
+    up::page_tables tables;
+    tables.table = table_there.data();
+    tables.in_use = span_there.data();
+    tables.request_stride = 25;
+    tables.max_pages = 25;
+    tables.rows = up::request_index::ledger;
+    const auto hand_back = [&](const up::layer_list& layers) {
+        must(twins.device.hand_back_pages(slots(0), 1, layers, {}, tables, pages.data(), 100, found.data(),
+                                          nullptr));
+        REQUIRE(found.get()[0] == 0);
+        REQUIRE(table_there.get() == table);
+    };
+    hand_back({0, 0, nullptr});
+    REQUIRE(twins.fault() == ledger_complaint::none);
+    hand_back({0, 2, twins.upload(std::vector<std::int32_t>{0, 1 << 30})});
+    refused(ledger_complaint::layer);
+    hand_back({0, 1, twins.upload(std::vector<std::int32_t>{-1})});
+    refused(ledger_complaint::layer);
 }
 
 TEST_CASE("a decode step captured once serves requests that come, grow and go") {

@@ -64,7 +64,9 @@ struct limits {
     UNIPREFILL_TRY(require(l.max_requests >= 1, "limits.max_requests", ">= 1", l.max_requests));
     UNIPREFILL_TRY(
         require(l.max_segments >= l.max_requests, "limits.max_segments", ">= max_requests", l.max_segments));
-    UNIPREFILL_TRY(require(l.max_rows >= 0, "limits.max_rows", ">= 0", l.max_rows));
+    // Where a last block would end has to fit, too.
+    UNIPREFILL_TRY(require(l.max_rows >= 0 && l.max_rows < INT32_MAX - 1024, "limits.max_rows",
+                           "0..2^31 - 1026", l.max_rows));
     UNIPREFILL_TRY(
         require(l.max_cached_tokens >= 0, "limits.max_cached_tokens", ">= 0", l.max_cached_tokens));
     UNIPREFILL_TRY(require(l.num_layers >= 1, "limits.num_layers", ">= 1", l.num_layers));

@@ -27,13 +27,11 @@ struct step_wishes {
 /// and every array here is in device memory: request ids, batches, tables, what is written.
 ///
 /// A step is two launches, begin_step() and commit_step(), and one append() for each layer from which on rows
-/// were dropped. Begin and append tell of the layers that their rows enter as they go:
+/// were dropped. Begin and append tell of the layers that their rows enter:
 /// @code
-///   ledger.begin_step(batch, ids, step, {every_layer, tables, arrays}, stream); // decode: all layers at
-///   once
-///   ...
-///   ledger.append(step, layer, compacted, {layers_of_set, tables, arrays}, stream);
-///   ...
+///   using wishes = step_wishes<block_table_view>;
+///   ledger.begin_step(batch, ids, step, wishes{layers, tables, arrays}, stream); // decode: of all layers
+///   ledger.append(step, layer, compacted, wishes{later_layers, tables, more_arrays}, stream);
 ///   ledger.commit_step(step, stream);
 /// @endcode
 /// Nothing is read back, nothing allocated. Capture-safe: a graph that was captured with one batch serves any
@@ -42,9 +40,9 @@ struct step_wishes {
 ///
 /// **Faults.** What only the device can see to be wrong is left in fault(): the status that the host's ledger
 /// would have returned, of the smallest slot if there are several. A step that can't begin isn't opened, and
-/// tells of no rows; a request whose append is refused keeps all its rows; a row without a page gets
-/// `no_slot`; a request that can't be rolled back, forked, admitted or released is left as it is, and the
-/// others go on. Nothing is written out of bounds.
+/// tells of no rows; a request whose append is refused keeps all its rows, and what was told of that append
+/// is void; a row without a page gets `no_slot`; a request that can't be rolled back, forked, admitted or
+/// released is left as it is, and the others go on. Nothing is written out of bounds.
 ///
 /// Deterministic. Thread safety: any number of ledgers at once; calls on one ledger, one after another, whose
 /// launches are ordered by one stream or by events.
@@ -91,9 +89,8 @@ class drop_ledger<backend::cuda> {
     /// @param copies [count] free slots
     UNIPREFILL_HOST_API status fork(const std::int32_t* requests, const std::int32_t* copies,
                                     std::int32_t count, stream) noexcept;
-    /// Layers of a set give up positions after the prompt, as the host's keep_only() has it. O(rows +
-    /// requests
-    /// * tokens / 64 * sets).
+    /// Layers of a set give up positions after the prompt, as the host's keep_only() has it.
+    /// O(rows + requests * sets * tokens / 64).
     /// @param kept what the layer keeps of each request: num_requests as request_ids, cu_seqlens, positions
     /// @param[out] from_rows [kept.num_rows] as the host's, at the place of each position; null: not wanted
     template <class Index>

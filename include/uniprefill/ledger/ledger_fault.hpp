@@ -27,6 +27,8 @@ enum class ledger_complaint : std::int32_t {
     entering_count,   ///< fewer rows than must enter the layer
     entering_order,   ///< positions that don't ascend, or aren't of this step
     entering_dropped, ///< rows that didn't enter the layer before
+    layer,            ///< a list of layers that names one which isn't there
+    wanted,           ///< offsets of spans that fall, or are beyond the spans
     too_few_entries,  ///< more rows enter a layer than step_arrays::num_rows
     no_page,          ///< a row without a page
     slot_too_large,   ///< a slot that the index type can't hold
@@ -42,7 +44,8 @@ enum class ledger_complaint : std::int32_t {
 };
 
 /// The first refusal, by slot and layer, of those since the word was cleared: 64 bits, the smallest of which
-/// stays. Slots beyond 65,534 and layers beyond 510 are reported as these.
+/// stays; requests that aren't in a step, as it was refused, come last. Slots beyond 65,534 and layers beyond
+/// 510 are reported as these.
 class ledger_fault {
   public:
     static constexpr std::uint64_t no_fault = ~std::uint64_t{0};
@@ -54,7 +57,7 @@ class ledger_fault {
     /// What a device leaves; slot and layer -1 where none is concerned.
     UNIPREFILL_API ledger_fault(ledger_complaint what, std::int32_t request, std::int32_t layer,
                                 std::int64_t came) noexcept
-        : word_(at_most(request, 65534) << 47 | at_most(layer, 510) << 38 |
+        : word_(follows(what) << 63 | at_most(request, 65534) << 47 | at_most(layer, 510) << 38 |
                 static_cast<std::uint64_t>(what) << 32 | static_cast<std::uint32_t>(came)) {}
 
     [[nodiscard]] UNIPREFILL_API std::uint64_t word() const noexcept { return word_; }
@@ -62,7 +65,9 @@ class ledger_fault {
         return word_ == no_fault ? ledger_complaint::none
                                  : static_cast<ledger_complaint>(word_ >> 32 & 0x3fu);
     }
-    [[nodiscard]] UNIPREFILL_API std::int32_t request() const noexcept { return below_one(word_ >> 47); }
+    [[nodiscard]] UNIPREFILL_API std::int32_t request() const noexcept {
+        return below_one(word_ >> 47 & 0xffffu);
+    }
     [[nodiscard]] UNIPREFILL_API std::int32_t layer() const noexcept {
         return below_one(word_ >> 38 & 0x1ffu);
     }
@@ -105,6 +110,10 @@ class ledger_fault {
             return bad(invalid, "entering.positions", "ascending positions of this step's rows");
         case ledger_complaint::entering_dropped:
             return bad(invalid, "entering.positions", "rows that entered the layer before");
+        case ledger_complaint::layer:
+            return bad(status_code::out_of_range, "layers", "layers of the ledger");
+        case ledger_complaint::wanted:
+            return bad(invalid, "wanted.offsets", "offsets from 0 that don't fall, up to max_spans");
         case ledger_complaint::too_few_entries:
             return bad(status_code::out_of_range, "step_arrays.num_rows",
                        "at least the rows that enter each layer");
@@ -136,6 +145,10 @@ class ledger_fault {
     }
 
   private:
+    /// What comes of an earlier refusal doesn't hide it: 1 makes the word a large one.
+    [[nodiscard]] static UNIPREFILL_API std::uint64_t follows(ledger_complaint what) noexcept {
+        return what == ledger_complaint::not_in_step ? 1 : 0;
+    }
     /// One more than the value, so that -1 has a code too.
     [[nodiscard]] static UNIPREFILL_API std::uint64_t at_most(std::int32_t value,
                                                               std::int32_t most) noexcept {

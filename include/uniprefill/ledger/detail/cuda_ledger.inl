@@ -9,21 +9,23 @@
 #include <uniprefill/ledger/detail/cuda_ledger_pages.cuh>
 #include <uniprefill/ledger/detail/cuda_logits.cuh>
 
-#include <atomic>
-
 UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
 /// Beyond these the offsets of a step's requests don't fit what thread blocks share.
 inline constexpr std::int32_t ledger_most_requests = 8192;
-static_assert((ledger_most_requests + 1 + ledger_most_requests / 32) * sizeof(std::int32_t) <= 40 * 1024,
+static_assert((ledger_most_requests + 1 + ledger_most_requests / 32) * sizeof(std::int32_t) +
+                      sizeof(set_writer::room) <=
+                  48 * 1024,
               "every device gives a thread block as much");
 
-/// A number that no step has that is open at the same time. Thread-safe.
-[[nodiscard]] inline UNIPREFILL_HOST_API std::int32_t next_ticket() noexcept {
-    static std::atomic<std::uint32_t> last{0};
-    return static_cast<std::int32_t>(last.fetch_add(1) % 0x7fffffffu) + 1;
+/// Tells the steps that are open at the same time apart: each keeps an array of slots of its own. Only to
+/// notice that a request is in another one.
+[[nodiscard]] inline UNIPREFILL_HOST_API std::int32_t ticket_of(const std::int32_t* request_ids) noexcept {
+    return static_cast<std::int32_t>(reinterpret_cast<std::uintptr_t>(request_ids) / sizeof(std::int32_t) %
+                                     0x7fffffffu) +
+           1;
 }
 
 [[nodiscard]] inline UNIPREFILL_HOST_API status require_ledger(bool good, const char* argument,
@@ -191,8 +193,11 @@ inline status drop_ledger<backend::cuda>::rollback(const std::int32_t* requests,
                                                    const std::int32_t* num_tokens, std::int32_t count,
                                                    stream on) noexcept {
     UNIPREFILL_TRY(check_slots(requests, count));
-    UNIPREFILL_TRY(
-        detail::require_ledger(num_tokens != nullptr, "num_tokens", "an array, not a null pointer", 0));
+    UNIPREFILL_TRY(detail::require_ledger(count == 0 || num_tokens != nullptr, "num_tokens",
+                                          "an array, not a null pointer", 0));
+    if (count == 0) {
+        return success(); // to the kernel, no numbers mean a release
+    }
     return detail::launch(device_, detail::rollback_kernel<>, detail::ledger_grid(count),
                           detail::ledger_threads, 0, on, kernel_state(), requests, num_tokens, count);
 }
@@ -249,7 +254,7 @@ inline status drop_ledger<backend::cuda>::begin_step(const batch_view& batch, co
     ledger_step opened;
     opened.request_ids_ = request_ids;
     opened.num_requests_ = batch.num_requests;
-    opened.ticket_ = detail::next_ticket();
+    opened.ticket_ = detail::ticket_of(request_ids);
     opened.open_ = true;
     detail::cuda_step what = step_of(opened);
     what.rows = batch;

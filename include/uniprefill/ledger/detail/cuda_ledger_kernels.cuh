@@ -23,8 +23,6 @@ namespace detail {
     return (static_cast<std::size_t>(num_requests) + 1 + (static_cast<std::size_t>(max_requests) + 31) / 32) *
            sizeof(std::int32_t);
 }
-/// The shared memory that any device gives a thread block without being asked.
-inline constexpr std::size_t ledger_shared_most = 40 * 1024;
 
 /// Opens the step: the last thread block. The others tell of its rows.
 template <class Slots, class Index, class Slot>
@@ -40,7 +38,7 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
     wait_for_previous_kernel();
     step_check check(ledger, step, seen);
     const bool opens = blockIdx.x == gridDim.x - 1;
-    const bool good = check.passes(opens);
+    const bool good = check.passes(opens) && check.positions_go_on();
     if (!opens) {
         const std::int32_t stretches = wanted.stretches();
         const auto block = static_cast<std::int32_t>(blockIdx.x);
@@ -49,7 +47,7 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
             .tell(block % stretches, scan);
         return;
     }
-    if (!good || !check.positions_go_on()) {
+    if (!good) {
         return;
     }
     for (std::int32_t r = ledger_thread(); r < step.num_requests; r += ledger_threads) {

@@ -141,9 +141,15 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
         if (request == -1) {
             continue;
         }
+        // A copy that this launch makes can't be copied by it, too.
+        bool is_new = false;
+        for (std::int32_t i = ledger_thread(); i < count; i += ledger_threads) {
+            is_new = is_new || (requests[i] != -1 && copies[i] == request);
+        }
+        is_new = __syncthreads_or(is_new ? 1 : 0) != 0;
         if (ledger_thread() == 0) {
             claimed = 0;
-            if (!ledger.is_admitted(request)) {
+            if (is_new || !ledger.is_admitted(request)) {
                 ledger.raise(ledger_complaint::unknown_request, request, -1, request);
             } else if (ledger.record(request).header->open != 0) {
                 ledger.raise(ledger_complaint::busy_request, request, -1, request);

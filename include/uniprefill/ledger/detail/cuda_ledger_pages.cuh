@@ -34,11 +34,18 @@ class UNIPREFILL_HIDDEN page_lister {
         : ledger_(ledger)
         , task_(task)
         , shared_(task.tables.layer_stride == 0)
-        , num_tables_((shared_ ? 1 : task.layers.count) * std::int64_t{task.count}) {}
+        , num_tables_((shared_ && task.layers.count > 0 ? 1 : task.layers.count) * std::int64_t{task.count}) {
+    }
 
     /// Everything is looked at before the first entry is changed.
     __device__ void run(typename ledger_scan::TempStorage& scan) {
-        bool good = requests_are_there();
+        bool good = __syncthreads_and(lists_are_good() ? 1 : 0) != 0;
+        if (!good) {
+            if (ledger_thread() == 0) {
+                *task_.num_pages = 0;
+            }
+            return;
+        }
         const std::int32_t found =
             visit(scan, [&](std::int64_t table, std::int32_t) { good = look_at(table) && good; });
         good = __syncthreads_and(good ? 1 : 0) != 0;
@@ -58,8 +65,12 @@ class UNIPREFILL_HIDDEN page_lister {
     }
 
   private:
-    [[nodiscard]] __device__ bool requests_are_there() const {
+    /// What this thread sees of it.
+    [[nodiscard]] __device__ bool lists_are_good() const {
         bool good = true;
+        for (std::int32_t i = ledger_thread(); i < task_.layers.count; i += ledger_threads) {
+            good = ledger_.require_layer(task_.layers.at(i)) && good;
+        }
         for (std::int32_t r = ledger_thread(); r < task_.count; r += ledger_threads) {
             const std::int32_t id = task_.request_ids[r];
             if (id != -1 && !ledger_.is_admitted(id)) {

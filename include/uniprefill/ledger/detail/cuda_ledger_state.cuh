@@ -40,6 +40,14 @@ struct cuda_ledger_state {
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN bool is_admitted(std::int32_t request) const {
         return is_slot(request) && record(request).header->admitted != 0;
     }
+    /// Whether a layer that an array names is one; raises a fault otherwise.
+    [[nodiscard]] __device__ UNIPREFILL_HIDDEN bool require_layer(std::int32_t layer) const {
+        if (layer >= 0 && layer < bounds.num_layers) {
+            return true;
+        }
+        raise(ledger_complaint::layer, -1, layer, layer);
+        return false;
+    }
     __device__ UNIPREFILL_HIDDEN void raise(ledger_complaint what, std::int32_t request, std::int32_t layer,
                                             std::int64_t came) const {
         atomicMin(fault, static_cast<unsigned long long>(ledger_fault(what, request, layer, came).word()));
@@ -56,13 +64,15 @@ struct cuda_step {
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t begin(std::int32_t r) const {
         return rows.cu_seqlens[r];
     }
+    /// @pre rows_are_there()
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN std::int32_t count(std::int32_t r) const {
         return rows.cu_seqlens[r + 1] - rows.cu_seqlens[r];
     }
     /// Whether the rows of a request lie within the arrays.
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN bool rows_are_there(std::int32_t r) const {
-        return begin(r) >= 0 && count(r) >= 0 && begin(r) + count(r) <= rows.num_rows &&
-               (r > 0 || begin(r) == 0);
+        const std::int32_t first = rows.cu_seqlens[r];
+        const std::int32_t end = rows.cu_seqlens[r + 1];
+        return first >= 0 && end >= first && end <= rows.num_rows && (r > 0 || first == 0);
     }
 };
 

@@ -35,7 +35,7 @@ class UNIPREFILL_HIDDEN logits_lister {
 
     __device__ void run(typename ledger_scan::TempStorage& scan) {
         std::int32_t rows = 0;   // of the requests so far
-        std::int32_t listed = 0; // of these
+        std::int64_t listed = 0; // of these
         for (std::int32_t first = 0; first < step_.num_requests; first += ledger_threads) {
             const std::int32_t r = first + ledger_thread();
             const bool there = r < step_.num_requests && is_there(r);
@@ -49,15 +49,15 @@ class UNIPREFILL_HIDDEN logits_lister {
             ledger_scan(scan).ExclusiveSum(here, first_row, all_rows);
             __syncthreads();
             std::int32_t mine = 0;
-            std::int32_t at = 0;
+            std::int32_t before = 0;
             std::int32_t all = 0;
             if (there) {
-                visit(r, 0, [&](std::int32_t) { ++mine; });
+                visit(r, 0, [&](std::int32_t) { mine += mine < most_of_a_request ? 1 : 0; });
             }
-            ledger_scan(scan).ExclusiveSum(mine, at, all);
-            at += listed;
+            ledger_scan(scan).ExclusiveSum(mine, before, all);
+            std::int64_t at = listed + before;
             if (r < step_.num_requests && task_.offsets != nullptr) {
-                task_.offsets[r] = at;
+                task_.offsets[r] = static_cast<Index>(at);
             }
             if (there) {
                 visit(r, rows + first_row, [&](std::int32_t row) {
@@ -71,12 +71,12 @@ class UNIPREFILL_HIDDEN logits_lister {
             listed += all;
             __syncthreads();
         }
-        for (std::int32_t i = listed + ledger_thread(); i < task_.size; i += ledger_threads) {
+        for (std::int64_t i = listed + ledger_thread(); i < task_.size; i += ledger_threads) {
             task_.out[i] = -1;
         }
         if (ledger_thread() == 0) {
             if (task_.offsets != nullptr) {
-                task_.offsets[step_.num_requests] = listed;
+                task_.offsets[step_.num_requests] = static_cast<Index>(listed);
             }
             if (listed > task_.size) {
                 ledger_.raise(ledger_complaint::too_many_logits, -1, task_.layer, task_.size);
@@ -85,6 +85,9 @@ class UNIPREFILL_HIDDEN logits_lister {
     }
 
   private:
+    /// Counted at most, so that sums fit: 4 M rows, 256 requests at a time.
+    static constexpr std::int32_t most_of_a_request = 1 << 22;
+
     [[nodiscard]] __device__ bool is_there(std::int32_t r) const {
         const std::int32_t request = step_.request_ids[r];
         return ledger_.is_slot(request) && ledger_.record(request).header->open == step_.ticket;
@@ -109,7 +112,11 @@ class UNIPREFILL_HIDDEN logits_lister {
         }
         const std::int32_t first = task_.wanted.offsets[r];
         const std::int32_t last = task_.wanted.offsets[r + 1];
-        for (std::int32_t i = first; first >= 0 && last <= task_.max_spans && i < last; ++i) {
+        if (first < 0 || last < first || last > task_.max_spans) {
+            ledger_.raise(ledger_complaint::wanted, step_.request_ids[r], task_.layer, last);
+            return;
+        }
+        for (std::int32_t i = first; i < last; ++i) {
             visit_span(task_.wanted.spans[i]);
         }
     }

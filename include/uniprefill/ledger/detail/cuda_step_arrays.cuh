@@ -47,9 +47,11 @@ class UNIPREFILL_HIDDEN step_teller {
         , offsets_(offsets)
         , source_(source)
         , part_(part)
-        , layer_(wanted.layers.at(part))
-        , set_(ledger.set_of(layer_))
-        , num_requests_(nothing ? 0 : step.num_requests) {}
+        , layer_(wanted.layers.at(part)) {
+        const bool there = ledger.require_layer(layer_);
+        set_ = there ? ledger.set_of(layer_) : 0;
+        num_requests_ = nothing || !there ? 0 : step.num_requests;
+    }
 
     __device__ void tell(std::int32_t stretch, typename ledger_scan::TempStorage& scan) {
         place_requests(scan);
@@ -195,8 +197,8 @@ class UNIPREFILL_HIDDEN step_teller {
     rows_source source_;
     std::int32_t part_; ///< of the arrays
     std::int32_t layer_;
-    std::int32_t set_;
-    std::int32_t num_requests_;
+    std::int32_t set_ = 0;
+    std::int32_t num_requests_ = 0;
 };
 
 } // namespace detail

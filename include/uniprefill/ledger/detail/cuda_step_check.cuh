@@ -22,8 +22,8 @@ class UNIPREFILL_HIDDEN step_check {
         , step_(step)
         , seen_(seen) {}
 
-    /// @param speaks whether this thread block is the one that raises the fault
-    [[nodiscard]] __device__ bool passes(bool speaks) {
+    /// @param opens whether this thread block is the one that opens the step, and raises the fault
+    [[nodiscard]] __device__ bool passes(bool opens) {
         const std::int32_t words = (ledger_.bounds.max_requests + 31) / 32;
         for (std::int32_t i = ledger_thread(); i < words; i += ledger_threads) {
             seen_[i] = 0;
@@ -32,9 +32,9 @@ class UNIPREFILL_HIDDEN step_check {
         bool good = true;
         for (std::int32_t r = ledger_thread(); r < step_.num_requests; r += ledger_threads) {
             std::int64_t came = 0;
-            const ledger_complaint what = judge(r, came);
+            const ledger_complaint what = judge(r, opens, came);
             good = good && what == ledger_complaint::none;
-            if (speaks && what != ledger_complaint::none) {
+            if (opens && what != ledger_complaint::none) {
                 ledger_.raise(what, step_.request_ids[r], -1, came);
             }
         }
@@ -66,14 +66,14 @@ class UNIPREFILL_HIDDEN step_check {
     }
 
   private:
-    [[nodiscard]] __device__ ledger_complaint judge(std::int32_t r, std::int64_t& came) {
+    [[nodiscard]] __device__ ledger_complaint judge(std::int32_t r, bool opens, std::int64_t& came) {
         const std::int32_t request = step_.request_ids[r];
         const auto tag = static_cast<std::int32_t>(step_.rows.tags[r]);
-        const std::int32_t count = step_.count(r);
         came = step_.rows.cu_seqlens[r + 1];
         if (!step_.rows_are_there(r)) {
             return ledger_complaint::offsets;
         }
+        const std::int32_t count = step_.count(r);
         came = tag;
         if (tag < 0 || tag > static_cast<std::int32_t>(request_tag::verify)) {
             return ledger_complaint::tag;
@@ -89,7 +89,8 @@ class UNIPREFILL_HIDDEN step_check {
         const request_header& header = *ledger_.record(request).header;
         const std::uint32_t bit = 1u << (request % 32);
         const bool twice = (atomicOr(&seen_[request / 32], bit) & bit) != 0;
-        if (twice || (header.open != 0 && header.open != step_.ticket)) {
+        // Others may look after the step has been opened.
+        if (twice || (header.open != 0 && (opens || header.open != step_.ticket))) {
             return ledger_complaint::busy_request;
         }
         const std::int32_t held = header.committed.num_tokens;

@@ -554,6 +554,7 @@ class block_team {
                 send(sums[lane % 4], &shared_.limbs_of[self][lane % 4], box, lane / 4);
             }
             wait_for_mail(box, turn);
+            clear_last_sums(lane); // all of the cluster have sent, so none looks at those any more
             std::uint64_t limbs = 0;
             std::uint64_t pair = 0; // each sum fits 32 bits
             for (std::int32_t cta = 0; cta < ctas(); ++cta) {
@@ -588,9 +589,6 @@ class block_team {
                 shared_.found = found;
             }
         } else {
-            if (threadIdx.x < 64) {
-                clear_last_sums(lane);
-            }
             meanwhile();
         }
         __syncthreads();

@@ -153,6 +153,7 @@ class row_writer {
         tally mine;
         mine.rows = decision.kept_before(blocks.of_cluster);
         mine.bits = segment_is_in_order(step_.batch, 0) ? 0 : 1;
+        team.sync(); // others may still look at this thread block's sums
         team.alone();
         // In a cluster the kept rows of each thread block's own blocks are counted before they are written.
         std::int32_t place = 0;
