@@ -6,8 +6,8 @@
 
 #include "support/catch.hpp"
 
-#include "engine/app/sampling.hpp"
-#include "engine/serving/server.hpp"
+#include "engine/app_support.hpp"
+#include "engine/serving/simulation.hpp"
 #include "engine/small_model.hpp"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ using engine_test::small_model;
 
 namespace {
 
-constexpr std::int32_t max_tokens = 240;
+constexpr std::int32_t max_tokens = 250;
 
 struct loaded {
     loaded()
@@ -40,7 +40,7 @@ engine::policy spans_of(std::int32_t span, uniprefill::propagation mode) {
     made.block_rows = 8;
     made.num_observations = 12;
     made.sink = 6;
-    made.tail = 10;
+    made.tail = 4;
     made.span = span;
     made.propagation = mode;
     for (const std::int32_t layer : {1, 3, 4}) {
@@ -64,53 +64,16 @@ std::vector<engine::serving_request> draw_requests(const small_model& plain, std
         }
         const auto rest = plain.random_tokens(1 + below(70), random());
         one.prompt.insert(one.prompt.end(), rest.begin(), rest.end());
-        one.new_tokens = 1 + below(12);
+        one.new_tokens = 1 + below(30);
         made.push_back(std::move(one));
     }
     return made;
 }
 
-std::vector<std::int32_t> alone(engine::loaded_model& model, const engine::policy& policy,
-                                const engine::serving_request& asked) {
-    engine::reader pass(model, policy, static_cast<std::int32_t>(asked.prompt.size()), asked.new_tokens);
-    pass.prefill(asked.prompt);
-    std::vector<std::int32_t> tokens = asked.prompt;
-    for (std::int32_t i = 0; i < asked.new_tokens; ++i) {
-        const std::int32_t token = engine::greedy(pass.logits().data(), model.config().vocab);
-        if (model.words().ends_generation(token)) break;
-        tokens.push_back(token);
-        if (i + 1 < asked.new_tokens) pass.feed_one(token);
-    }
-    return tokens;
-}
-
-/// Serves the requests in the order given, each @p gaps steps after the one before. @return tokens by request
-std::vector<std::vector<std::int32_t>> serve(engine::server& serving,
-                                             const std::vector<engine::serving_request>& requests,
-                                             const std::vector<std::size_t>& order, std::mt19937_64& random) {
-    std::size_t next = 0;
-    std::size_t wait = 0;
-    std::vector<std::size_t> asked; // by number in the server
-    while (next < order.size() || !serving.idle()) {
-        if (next < order.size() && (wait == 0 || serving.idle())) {
-            serving.submit(requests[order[next]]);
-            asked.push_back(order[next++]);
-            wait = static_cast<std::size_t>(random() % 4);
-            continue;
-        }
-        wait -= wait > 0 ? 1 : 0;
-        serving.step();
-    }
-    std::vector<std::vector<std::int32_t>> tokens(requests.size());
-    for (std::size_t id = 0; id < asked.size(); ++id) {
-        tokens[asked[id]] = serving.request(static_cast<std::int32_t>(id)).tokens;
-    }
-    return tokens;
-}
-
 /// What happened in all runs together.
 struct happened {
     engine::server_counts sums{};
+    std::int64_t repeated_rows = 0;
     void add(const engine::server_counts& counts) {
         sums.preemptions += counts.preemptions;
         sums.prefix_hits += counts.prefix_hits;
@@ -122,6 +85,31 @@ struct happened {
         sums.pages_handed_back += counts.pages_handed_back;
     }
 };
+
+/// Serves the requests in the order given, up to three steps between them. @return tokens by request
+std::vector<std::vector<std::int32_t>> serve(engine::server& serving,
+                                             const std::vector<engine::serving_request>& requests,
+                                             const std::vector<std::size_t>& order, std::mt19937_64& random,
+                                             happened& all) {
+    std::size_t next = 0;
+    std::size_t wait = 0;
+    std::vector<std::size_t> asked; // by number in the server
+    while (next < order.size() || !serving.idle()) {
+        if (next < order.size() && (wait == 0 || serving.idle())) {
+            serving.submit(requests[order[next]]);
+            asked.push_back(order[next++]);
+            wait = static_cast<std::size_t>(random() % 4);
+            continue;
+        }
+        wait -= wait > 0 ? 1 : 0;
+        all.repeated_rows += serving.step().repeated_rows;
+    }
+    std::vector<std::vector<std::int32_t>> tokens(requests.size());
+    for (std::size_t id = 0; id < asked.size(); ++id) {
+        tokens[asked[id]] = serving.request(static_cast<std::int32_t>(id)).tokens;
+    }
+    return tokens;
+}
 
 engine::server_options options_of(std::int32_t budget, std::int32_t pages, preemption way, bool prefixes) {
     engine::server_options options;
@@ -144,7 +132,7 @@ TEST_CASE("what is served is what each request gives alone") {
         const engine::policy policy = spans_of(40, mode);
         std::vector<std::vector<std::int32_t>> expected;
         for (const auto& one : requests) {
-            expected.push_back(alone(*small.model, policy, one));
+            expected.push_back(engine::run_alone(*small.model, policy, one));
         }
         std::vector<std::size_t> order;
         for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -152,12 +140,12 @@ TEST_CASE("what is served is what each request gives alone") {
         }
         happened all;
         for (const preemption way : {preemption::recompute, preemption::swap}) {
-            for (const std::int32_t budget : {51, 90, 400}) {      // 51 = span + n - 1
-                for (const std::int32_t pages : {96, 170, 1000}) { // 96: one of the longest requests
+            for (const std::int32_t budget : {51, 90, 400}) {       // 51 = span + n - 1
+                for (const std::int32_t pages : {102, 170, 1000}) { // 102: one of the longest requests
                     std::shuffle(order.begin(), order.end(), random);
                     const bool prefixes = random() % 4 != 0;
                     engine::server serving(*small.model, policy, options_of(budget, pages, way, prefixes));
-                    const auto tokens = serve(serving, requests, order, random);
+                    const auto tokens = serve(serving, requests, order, random, all);
                     INFO("budget " << budget << ", pages " << pages << ", swap " << (way == preemption::swap)
                                    << ", prefixes " << prefixes);
                     CHECK(tokens == expected);
@@ -175,6 +163,7 @@ TEST_CASE("what is served is what each request gives alone") {
         CHECK(all.sums.mixed_steps > 20);
         CHECK(all.sums.swapped_pages > 0);
         CHECK(all.sums.recomputed_rows > 0);
+        CHECK(all.repeated_rows > 20);
         CHECK(all.sums.copied_pages > 0);
         CHECK(all.sums.pages_handed_back > 0);
     }
@@ -184,31 +173,23 @@ TEST_CASE("a request that can't be served is refused before anything runs") {
     loaded small;
     const engine::policy policy = spans_of(40, uniprefill::propagation::cumulative);
     const auto tokens = [&](int count) { return small.plain.random_tokens(count, 5); };
-    const auto refusal = [](const auto& call) -> std::string {
-        try {
-            call();
-        } catch (const engine::error& refused) {
-            return refused.what();
-        }
-        return "none";
-    };
     const auto of_server = [&](const engine::policy& by, std::int32_t budget, std::int32_t pages,
                                const engine::serving_request& asked) {
-        return refusal([&] {
+        return app_test::refusal([&] {
             engine::server serving(*small.model, by, options_of(budget, pages, preemption::swap, true));
             serving.submit(asked);
         });
     };
     CHECK(of_server(policy, 50, 90, {tokens(10), 1}) ==
-          "budget: expected at least span + n - 1 = 51 rows, the longest span, came 50");
+          "prefill budget: expected at least span + n - 1 = 51 rows, the longest span, came 50");
     CHECK(of_server(policy, 51, 90, {{}, 3}) ==
           "request 0: expected a prompt of at least one token, came none");
     CHECK(of_server(policy, 51, 90, {tokens(10), 0}) == "request 0: expected at least one new token, came 0");
-    CHECK(of_server(policy, 51, 90, {tokens(230), 11}) ==
-          "request 0: expected at most 240 tokens with those asked for, came 241");
-    CHECK(of_server(policy, 51, 90, {tokens(230), 10}) ==
-          "request 0: expected at most the pool's 90 pages, came 96");
-    CHECK(of_server(policy, 51, 96, {tokens(230), 10}) == "none");
+    CHECK(of_server(policy, 51, 90, {tokens(240), 11}) ==
+          "request 0: expected at most 250 tokens with those asked for, came 251");
+    CHECK(of_server(policy, 51, 90, {tokens(240), 10}) ==
+          "request 0: expected at most the pool's 90 pages, came 102");
+    CHECK(of_server(policy, 51, 102, {tokens(240), 10}) == "");
     engine::policy whole = policy;
     whole.span = 0;
     CHECK(of_server(whole, 100, 90, {tokens(101), 1}) ==

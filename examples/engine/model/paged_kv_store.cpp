@@ -20,9 +20,9 @@ paged_kv_store::paged_kv_store(const paged_kv_limits& limits)
     , max_pages_(uniprefill::num_blocks(limits.max_tokens, limits.page_tokens))
     , row_elements_(static_cast<std::size_t>(limits.kv_heads) * static_cast<std::size_t>(limits.head_dim))
     , page_elements_(row_elements_ * static_cast<std::size_t>(limits.page_tokens))
-    , pool_(limits.pages)
     , k_(static_cast<std::size_t>(limits.pages) * page_elements_)
     , v_(k_.size())
+    , pool_(limits.pages)
     , in_use_(static_cast<std::size_t>(limits.layers) * static_cast<std::size_t>(limits.requests)) {
     table_.assign(in_use_.size() * static_cast<std::size_t>(max_pages_), no_page);
 }

@@ -85,9 +85,9 @@ class paged_kv_store final : public kv_store {
     std::int32_t max_pages_; ///< of one layer of one request
     std::size_t row_elements_;
     std::size_t page_elements_;
+    std::vector<float> k_; // [pages, page_tokens, kv_heads, head_dim]
+    std::vector<float> v_; // as k
     page_pool pool_;
-    std::vector<float> k_;                      // [pages, page_tokens, kv_heads, head_dim]
-    std::vector<float> v_;                      // as k
     std::vector<std::int32_t> table_;           // [layers, requests, max_pages]
     std::vector<uniprefill::page_span> in_use_; // [layers, requests] from 0 on
 };

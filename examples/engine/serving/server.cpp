@@ -43,7 +43,7 @@ std::unique_ptr<paged_kv_store> store_for(const llama_config& config, const serv
 
 const server_options& checked(const server_options& options, const policy& policy) {
     if (policy.span > 0 && options.budget < policy.span + policy.num_observations - 1) {
-        throw error("budget",
+        throw error("prefill budget",
                     "at least span + n - 1 = " + std::to_string(policy.span + policy.num_observations - 1) +
                         " rows, the longest span",
                     std::to_string(options.budget));

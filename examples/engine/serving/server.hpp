@@ -2,6 +2,7 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 #pragma once
 
+#include "engine/app/serve_options.hpp"
 #include "engine/model/paged_kv_store.hpp"
 #include "engine/reading/reader.hpp"
 #include "engine/serving/prefix_cache.hpp"
@@ -15,10 +16,7 @@
 
 namespace engine {
 
-/// What becomes of a request that must make room: its pages are lost and its rows run again, or they wait in
-/// memory of their own.
-enum class preemption { recompute, swap };
-
+/// What a server is made for.
 struct server_options {
     std::int32_t slots = 8;      ///< requests running at once
     std::int32_t budget = 0;     ///< prompt rows of one step; decode rows come on top
@@ -59,11 +57,12 @@ struct server_counts {
 /// Continuous batching: every step packs the next rows of many requests, prompts span by span and generated
 /// tokens one by one, over one pool of pages.
 ///
-/// A step takes decode rows of all running requests first come first, then whole spans of prompts while the
-/// budget lasts; a span is never cut, so decisions don't depend on the budget. Pages are taken for every row
-/// of the step in every layer beforehand, and those of rows that were dropped are handed back after it. Where
-/// the pool has too few, beginnings that nobody uses are forgotten first, then the request that came last
-/// makes room and goes back to the head of the queue. The request that came first always goes on.
+/// A step takes the rows of running requests first come first, then those of waiting ones: a row of each
+/// request that generates, and whole spans of prompts while the budget lasts. A span is never cut, so
+/// decisions don't depend on the budget. Pages are taken for every row of the step in every layer beforehand,
+/// and those of rows that were dropped are handed back after it. Where the pool has too few, beginnings that
+/// nobody uses are forgotten first, then the request that came last makes room and goes back to the head of
+/// the queue. The request that came first always goes on.
 ///
 /// A request's tokens don't depend on what runs beside it, on budget, pool, order of arrival or preemptions:
 /// they are those of the request run alone.
@@ -85,6 +84,7 @@ class server {
     server_counts counts() const;
 
     const page_pool& pool() const { return pages_->pool(); }
+    std::int32_t page_rows() const { return pages_->page_tokens(); }
     std::size_t page_bytes() const { return pages_->page_bytes(); }
     /// Pages that only the prefix cache holds.
     std::int32_t cached_pages() const { return prefixes_ ? prefixes_->reclaimable() : 0; }
