@@ -36,8 +36,8 @@ serve() { # NAME OPTIONS...
     local name=$1
     shift
     "$build/examples/engine/uniprefill-engine" serve-sim --model "$model" --texts "$cache/streams/all.txt" --threads "$threads" \
-        --requests 32 --rate 0.5 --seed 1 --min-prompt 500 --max-prompt 3000 --min-new 16 --max-new 64 --shared 0.5 \
-        --span 1024 --slots 8 --pages 7500 --json "$@" >"$made/$name.json"
+        --requests 40 --rate 1 --seed 1 --min-prompt 600 --max-prompt 2500 --min-new 16 --max-new 96 --shared 0.7 \
+        --span 512 --slots 8 --pages 5400 --processor-time --json "$@" >"$made/$name.json"
 }
 serve sparsified --check
 serve dense --dense

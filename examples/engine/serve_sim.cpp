@@ -94,8 +94,9 @@ void run_serve_sim(const options& chosen) {
     server serving(model, made.policy, server_for(made.options));
     {
         progress bar("serving");
-        made.run =
-            simulate(serving, workload, made.options.step_seconds, [&](double done) { bar.update(done); });
+        made.run = simulate(serving, workload,
+                            {made.options.step_seconds, made.options.processor_time, chosen.threads},
+                            [&](double done) { bar.update(done); });
     }
     made.model = model.weights().name();
     made.machine = {cpu_name(), chosen.threads, cpu::name(model.ops().kind())};

@@ -81,7 +81,7 @@ TEST_CASE("app: options of serve-sim") {
         parsed("serve-sim -m m --texts list --trace t.csv --requests 9 --rate 0.5 --seed 7 --order 3 "
                "--min-prompt 10 --max-prompt 20 --min-new 1 --max-new 2 --shared 0 --slots 3 "
                "--prefill-budget 600 --pages 100 --preemption swap --no-prefix-cache --step-seconds 0.25 "
-               "--check --span 512 --json");
+               "--processor-time --check --span 512 --json");
     CHECK(serve.command == engine::command::serve_sim);
     CHECK(serve.serve.workload.texts == "list");
     CHECK(serve.serve.workload.trace == "t.csv");
@@ -100,6 +100,7 @@ TEST_CASE("app: options of serve-sim") {
     CHECK(serve.serve.preemption == engine::preemption::swap);
     CHECK(serve.serve.without_prefix_cache);
     CHECK(serve.serve.step_seconds == 0.25);
+    CHECK(serve.serve.processor_time);
     CHECK(serve.serve.check);
     CHECK(serve.policy.span.value() == 512);
     CHECK(serve.json);

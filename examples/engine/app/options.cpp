@@ -280,6 +280,8 @@ void add_serving(option_table& table, serve_options& chosen) {
                 [&chosen, positive](const std::string& option, const std::string& text) {
                     chosen.step_seconds = real_number(option, text, positive, "a number above 0");
                 });
+    table.flag("--processor-time", "count processor time of a thread, for machines that others use too",
+               chosen.processor_time);
     table.flag("--check", "run every request alone afterwards and compare the tokens", chosen.check);
 }
 

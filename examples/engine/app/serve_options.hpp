@@ -34,8 +34,9 @@ struct serve_options {
     std::int32_t pages = 0;  ///< of the pool; 0: those of half the slots' longest requests
     engine::preemption preemption = engine::preemption::recompute;
     bool without_prefix_cache = false;
-    double step_seconds = 0; ///< that each step counts as; 0: as measured
-    bool check = false;      ///< runs every request alone afterwards
+    double step_seconds = 0;     ///< that each step counts as; 0: as measured
+    bool processor_time = false; ///< measured as processor time of a thread
+    bool check = false;          ///< runs every request alone afterwards
 };
 
 } // namespace engine

@@ -153,8 +153,9 @@ std::vector<server::work> server::schedule() {
         planned.push_back(std::move(next));
     };
     // Those that make room are behind the one that needs it, so nothing planned is taken away.
-    for (std::size_t i = 0; i < running_.size(); ++i) {
-        const std::int32_t id = running_[i];
+    std::size_t turn = 0;
+    while (turn < running_.size()) {
+        const std::int32_t id = running_[turn++];
         std::optional<work> next = next_work(at(id), budget);
         if (!next) continue;
         if (!make_room(id, pages_needed(at(id), next->rows))) break; // it made room for others itself
@@ -344,6 +345,7 @@ void server::count(const work& done, step_outcome& into) const {
 /// Pages were taken for every row in every layer; those of rows that were dropped go back.
 void server::hand_back(const std::vector<work>& done) {
     std::vector<std::int32_t> slots;
+    slots.reserve(done.size());
     for (const work& part : done) {
         slots.push_back(at(part.request).slot);
     }

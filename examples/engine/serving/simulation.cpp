@@ -7,12 +7,24 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 
 namespace engine {
 
-simulation simulate(server& serving, const std::vector<arrival>& workload, double step_seconds,
+namespace {
+
+/// Seconds since some moment.
+double reading(const step_clock& clock) {
+    if (clock.processor_time) {
+        return static_cast<double>(std::clock()) / CLOCKS_PER_SEC / clock.threads;
+    }
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+} // namespace
+
+simulation simulate(server& serving, const std::vector<arrival>& workload, const step_clock& clock,
                     const std::function<void(double)>& progress) {
-    using clock = std::chrono::steady_clock;
     simulation made;
     made.requests.resize(workload.size());
     double now = 0;
@@ -24,10 +36,10 @@ simulation simulate(server& serving, const std::vector<arrival>& workload, doubl
             made.requests[static_cast<std::size_t>(serving.submit(workload[arrived].request))].arrived =
                 workload[arrived].seconds;
         }
-        const auto start = clock::now();
+        const double start = reading(clock);
         step_sample sample;
         sample.did = serving.step();
-        now += step_seconds > 0 ? step_seconds : std::chrono::duration<double>(clock::now() - start).count();
+        now += clock.fixed > 0 ? clock.fixed : reading(clock) - start;
         for (const step_outcome::emitted& output : sample.did.outputs) {
             request_times& times = made.requests[static_cast<std::size_t>(output.request)];
             if (times.first_token == 0) times.first_token = now;

@@ -42,10 +42,16 @@ struct simulation {
     std::int32_t leaked_pages = 0; ///< taken when no request and no beginning was left; there are none
 };
 
-/// Serves a workload. The clock stands still but for steps, which take what they take, or @p step_seconds
-/// each where that isn't 0; when nothing is left to do it jumps to the next arrival.
+/// How long a step takes.
+struct step_clock {
+    double fixed = 0;            ///< seconds, where that isn't 0; else what it took
+    bool processor_time = false; ///< of a thread instead of the wall clock's
+    std::int32_t threads = 1;
+};
+
+/// Serves a workload. Time passes in steps alone; when nothing is left to do it jumps to the next arrival.
 /// @param progress  called after each step with the share of requests that are finished
-simulation simulate(server& serving, const std::vector<arrival>& workload, double step_seconds,
+simulation simulate(server& serving, const std::vector<arrival>& workload, const step_clock& clock,
                     const std::function<void(double)>& progress = {});
 
 /// The tokens of a request that runs alone: its prompt read in one step, and what the model says.

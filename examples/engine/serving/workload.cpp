@@ -175,9 +175,9 @@ std::vector<arrival> draw_workload(const workload_options& options,
         if (random.share() < options.shared) {
             // All but a last part of its own, up to half of it.
             const auto& opening = *openings[random.below(openings.size())];
-            const auto own =
-                1 + static_cast<std::int32_t>(random.below(static_cast<std::size_t>(prompt / 2 + 1)));
-            const auto shared = std::min(opening.size(), static_cast<std::size_t>(std::max(0, prompt - own)));
+            const auto length = static_cast<std::size_t>(prompt);
+            const std::size_t own = std::min(length, 1 + random.below(length / 2 + 1));
+            const std::size_t shared = std::min(opening.size(), length - own);
             next.request.prompt.assign(opening.begin(),
                                        opening.begin() + static_cast<std::ptrdiff_t>(shared));
         }
