@@ -27,6 +27,9 @@ void run(const engine::options& chosen) {
     case engine::command::inspect:
         engine::inspect(chosen.model, chosen.json, std::cout);
         break;
+    case engine::command::serve_sim:
+        engine::run_serve_sim(chosen);
+        break;
     }
 }
 

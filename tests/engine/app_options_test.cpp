@@ -45,7 +45,7 @@ std::string refused_policy(const std::string& line) {
 
 } // namespace
 
-TEST_CASE("app: options of the three commands") {
+TEST_CASE("app: options of the commands") {
     const options compare =
         parsed("compare --model m.gguf --text-file - --threads 3 --arithmetic bf16x3 --tokens 7 "
                "--seed 18446744073709551615 --temperature 0.5 --top-k 4 --top-p 0.9 --out d --json "
@@ -74,6 +74,46 @@ TEST_CASE("app: options of the three commands") {
 
     CHECK(parsed("inspect --model=x --json").model == "x");
     CHECK(parsed("inspect x").model == "x");
+}
+
+TEST_CASE("app: options of serve-sim") {
+    const options serve =
+        parsed("serve-sim -m m --texts list --trace t.csv --requests 9 --rate 0.5 --seed 7 --order 3 "
+               "--min-prompt 10 --max-prompt 20 --min-new 1 --max-new 2 --shared 0 --slots 3 "
+               "--prefill-budget 600 --pages 100 --preemption swap --no-prefix-cache --step-seconds 0.25 "
+               "--processor-time --check --span 512 --json");
+    CHECK(serve.command == engine::command::serve_sim);
+    CHECK(serve.serve.workload.texts == "list");
+    CHECK(serve.serve.workload.trace == "t.csv");
+    CHECK(serve.serve.workload.requests == 9);
+    CHECK(serve.serve.workload.rate == 0.5);
+    CHECK(serve.serve.workload.seed == 7);
+    CHECK(serve.serve.workload.order == 3);
+    CHECK(serve.serve.workload.min_prompt == 10);
+    CHECK(serve.serve.workload.max_prompt == 20);
+    CHECK(serve.serve.workload.min_new == 1);
+    CHECK(serve.serve.workload.max_new == 2);
+    CHECK(serve.serve.workload.shared == 0);
+    CHECK(serve.serve.slots == 3);
+    CHECK(serve.serve.budget == 600);
+    CHECK(serve.serve.pages == 100);
+    CHECK(serve.serve.preemption == engine::preemption::swap);
+    CHECK(serve.serve.without_prefix_cache);
+    CHECK(serve.serve.step_seconds == 0.25);
+    CHECK(serve.serve.processor_time);
+    CHECK(serve.serve.check);
+    CHECK(serve.policy.span.value() == 512);
+    CHECK(serve.json);
+
+    CHECK(refused("serve-sim -m m") == "--texts: expected a file that names text files, came none");
+    const std::string good = "serve-sim -m m --texts l ";
+    CHECK(refused(good) == "");
+    CHECK(contains(refused(good + "--rate 0"), "--rate: expected a number above 0"));
+    CHECK(contains(refused(good + "--shared 1.5"), "--shared: expected a number in [0, 1]"));
+    CHECK(contains(refused(good + "--preemption kill"), "--preemption: expected recompute or swap"));
+    CHECK(contains(refused(good + "--max-prompt 5"), "--max-prompt: expected at least 200, came 5"));
+    CHECK(contains(refused(good + "--max-new 2"), "--max-new: expected at least 8, came 2"));
+    CHECK(contains(refused(good + "--slots 0"), "--slots"));
 }
 
 TEST_CASE("app: texts are taken as they are") {
@@ -112,8 +152,10 @@ TEST_CASE("app: help and version are texts, not errors") {
 TEST_CASE("app: bad command lines are refused in one line that says it all") {
     const std::string base = "compare -m m -t hello ";
     const std::vector<std::pair<std::string, std::string>> cases = {
-        {"", "command: expected compare, generate or inspect (uniprefill-engine --help), came none"},
-        {"run", "command: expected compare, generate or inspect (uniprefill-engine --help), came 'run'"},
+        {"",
+         "command: expected compare, generate, inspect or serve-sim (uniprefill-engine --help), came none"},
+        {"run",
+         "command: expected compare, generate, inspect or serve-sim (uniprefill-engine --help), came 'run'"},
         {"compare -t hello", "--model: expected the path of a GGUF file, came none"},
         {"inspect", "--model: expected the path of a GGUF file, came none"},
         {"compare -m m", "prompt: expected --text or --text-file, came neither"},

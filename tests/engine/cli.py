@@ -83,6 +83,15 @@ for option, values in {
         refuses(named, "generate", "--model", model, *prompt, option, value)
 refuses("", "generate", "--model", model, *prompt, "--nonsense")
 refuses("/dev/null/report", "compare", "--model", model, *prompt, "--out", "/dev/null/report")
+listed = file("texts.txt", b"/usr/share/common-licenses/GPL-3\n")
+serving = ("serve-sim", "--model", model, "--texts", listed)
+refuses("--texts", "serve-sim", "--model", model)
+refuses("missing.txt", "serve-sim", "--model", model, "--texts", folder / "missing.txt")
+refuses("missing.txt", "serve-sim", "--model", model, "--texts", file("list.txt", b"/missing.txt\n"))
+refuses("--trace line 2", *serving, "--trace", file("t.csv", b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023,1\n"))
+refuses("prefill budget", *serving, "--span", 512, "--prefill-budget", 512)
+refuses("pages", *serving, "--pages", 100)
+refuses("--max-prompt", *serving, "--max-prompt", 9000)
 if list(folder.glob("report*")):
     faults.append("a refused run left a report")
 

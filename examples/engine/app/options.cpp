@@ -233,6 +233,58 @@ void add_sampling(option_table& table, options& chosen, const char* tokens_help)
     });
 }
 
+void add_serving(option_table& table, serve_options& chosen) {
+    workload_options& asked = chosen.workload;
+    const auto positive = [](double number) { return std::isfinite(number) && number > 0; };
+    table.group("Requests, drawn from texts");
+    table.value("--texts", "LIST", "a file that names text files, one path on a line",
+                text_into(asked.texts, "a path"));
+    table.value("--requests", "N", "how many (32)", whole(asked.requests, 1, 100000));
+    table.value("--rate", "R", "requests a second, on average (2)",
+                [&asked, positive](const std::string& option, const std::string& text) {
+                    asked.rate = real_number(option, text, positive, "a number above 0");
+                });
+    table.value("--seed", "N", "of texts, lengths and times (1)",
+                [&asked](const std::string& option, const std::string& text) {
+                    asked.seed = whole_number<std::uint64_t>(option, text, 0,
+                                                             std::numeric_limits<std::uint64_t>::max());
+                });
+    table.value("--min-prompt", "TOKENS", "shortest prompt (200)", whole(asked.min_prompt, 1, many));
+    table.value("--max-prompt", "TOKENS", "longest prompt (3000)", whole(asked.max_prompt, 1, many));
+    table.value("--min-new", "TOKENS", "fewest tokens to write (8)", whole(asked.min_new, 1, many));
+    table.value("--max-new", "TOKENS", "most tokens to write (64)", whole(asked.max_new, 1, many));
+    table.value("--shared", "SHARE", "of the prompts begin like others do (0.5)",
+                [&asked](const std::string& option, const std::string& text) {
+                    const auto fits = [](double number) { return number >= 0 && number <= 1; };
+                    asked.shared = real_number(option, text, fits, "a number in [0, 1]");
+                });
+    table.value("--order", "N", "draw another order of arrival for the same requests; 0: as drawn",
+                [&asked](const std::string& option, const std::string& text) {
+                    asked.order = whole_number<std::uint64_t>(option, text, 0,
+                                                              std::numeric_limits<std::uint64_t>::max());
+                });
+    table.value("--trace", "FILE",
+                "times and lengths of a trace (CSV: TIMESTAMP,ContextTokens,GeneratedTokens)",
+                text_into(asked.trace, "a path"));
+    table.group("Server");
+    table.value("--slots", "N", "requests running at once (8)", whole(chosen.slots, 1, 256));
+    table.value("--prefill-budget", "ROWS", "prompt rows of a step (span + n - 1)",
+                whole(chosen.budget, 1, many));
+    table.value("--pages", "N", "of the pool, 16 rows of one layer each", whole(chosen.pages, 1, many));
+    table.value("--preemption", "NAME", "recompute or swap",
+                [&chosen](const std::string& option, const std::string& text) {
+                    chosen.preemption = named<preemption>(option, text, "recompute or swap");
+                });
+    table.flag("--no-prefix-cache", "compute every prompt from its beginning", chosen.without_prefix_cache);
+    table.value("--step-seconds", "S", "count every step as so long, for runs that repeat exactly",
+                [&chosen, positive](const std::string& option, const std::string& text) {
+                    chosen.step_seconds = real_number(option, text, positive, "a number above 0");
+                });
+    table.flag("--processor-time", "count processor time of a thread, for machines that others use too",
+               chosen.processor_time);
+    table.flag("--check", "run every request alone afterwards and compare the tokens", chosen.check);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// The parser library's complaint in our words.
@@ -240,7 +292,7 @@ error in_our_words(const CLI::ParseError& fault, const CLI::App& app) {
     const auto chosen = app.get_subcommands();
     const std::vector<std::string> left = app.remaining(true);
     if (chosen.empty()) {
-        return {"command", "compare, generate or inspect (uniprefill-engine --help)",
+        return {"command", "compare, generate, inspect or serve-sim (uniprefill-engine --help)",
                 left.empty() ? "none" : engine::quoted(left.front())};
     }
     const std::string help = "uniprefill-engine " + chosen.back()->get_name() + " --help";
@@ -255,16 +307,7 @@ error in_our_words(const CLI::ParseError& fault, const CLI::App& app) {
     return {"command line", "what " + help + " lists", engine::quoted(line, 200)};
 }
 
-void check_whole(const options& chosen) {
-    if (chosen.model.empty()) throw error("--model", "the path of a GGUF file", "none");
-    if (chosen.command == command::inspect) return;
-    if (chosen.text && chosen.text_file) throw error("prompt", "one of --text and --text-file", "both");
-    if (!chosen.text && !chosen.text_file) throw error("prompt", "--text or --text-file", "neither");
-    if (chosen.text && chosen.text->empty()) throw error("--text", "a prompt", "an empty text");
-    if (chosen.dense && chosen.policy.any())
-        throw error("--dense", "no option about the policy beside it", "one");
-
-    const policy_options& policy = chosen.policy;
+void check_policy(const policy_options& policy) {
     using uniprefill::rule_kind;
     if (policy.selector == rule_kind::fixed_budget && !policy.budget) {
         throw error("--budget", "the rows that --selector fixed-budget keeps", "none");
@@ -280,6 +323,33 @@ void check_whole(const options& chosen) {
         !shares_given) {
         throw error("--p", std::string("the share for --selector ") + name_of(*policy.selector), "none");
     }
+}
+
+void check_workload(const workload_options& asked) {
+    if (asked.texts.empty()) throw error("--texts", "a file that names text files", "none");
+    const auto ascend = [](const char* option, std::int32_t lowest, std::int32_t highest) {
+        if (highest < lowest) {
+            throw error(option, "at least " + std::to_string(lowest), std::to_string(highest));
+        }
+    };
+    ascend("--max-prompt", asked.min_prompt, asked.max_prompt);
+    ascend("--max-new", asked.min_new, asked.max_new);
+}
+
+void check_whole(const options& chosen) {
+    if (chosen.model.empty()) throw error("--model", "the path of a GGUF file", "none");
+    if (chosen.command == command::inspect) return;
+    if (chosen.command == command::serve_sim) {
+        check_workload(chosen.serve.workload);
+        check_policy(chosen.policy);
+        return;
+    }
+    if (chosen.text && chosen.text_file) throw error("prompt", "one of --text and --text-file", "both");
+    if (!chosen.text && !chosen.text_file) throw error("prompt", "--text or --text-file", "neither");
+    if (chosen.text && chosen.text->empty()) throw error("--text", "a prompt", "an empty text");
+    if (chosen.dense && chosen.policy.any())
+        throw error("--dense", "no option about the policy beside it", "one");
+    check_policy(chosen.policy);
 }
 
 /// What the options say, over what the policy had.
@@ -316,14 +386,30 @@ bool parse(const std::string& text, arithmetic& kind) {
     return false;
 }
 
+bool parse(const std::string& text, preemption& way) {
+    for (const preemption one : {preemption::recompute, preemption::swap}) {
+        if (text == name_of(one)) {
+            way = one;
+            return true;
+        }
+    }
+    return false;
+}
+
+const char* name_of(preemption way) {
+    return way == preemption::swap ? "swap" : "recompute";
+}
+
 command_line parse_command_line(const std::vector<std::string>& arguments, std::int32_t cores) {
     options compare;
     options generate;
     options inspect;
+    options serve;
     generate.command = command::generate;
     generate.tokens = 128;
     inspect.command = command::inspect;
-    compare.threads = generate.threads = cores;
+    serve.command = command::serve_sim;
+    compare.threads = generate.threads = serve.threads = cores;
 
     CLI::App app(
         "Reads prompts with a small language model on the CPU, dropping tokens that no longer matter\n"
@@ -364,6 +450,16 @@ command_line parse_command_line(const std::vector<std::string>& arguments, std::
     for_inspect.group("Output");
     for_inspect.flag("--json", "print it as JSON", inspect.json);
 
+    option_table for_serve(app.add_subcommand(
+        "serve-sim", "Serve many requests at once: batching, chunks, preemption, prefix reuse"));
+    add_model(for_serve, serve, "-m,--model");
+    add_serving(for_serve, serve.serve);
+    add_policy(for_serve, serve.policy);
+    for_serve.flag("--dense", "drop nothing, and leave the rest of the policy as it is", serve.dense);
+    add_running(for_serve, serve, cores);
+    for_serve.group("Output");
+    for_serve.flag("--json", "print the figures as JSON instead of a table", serve.json);
+
     for (const std::string& argument : arguments) {
         // The parser would take the next argument for the value.
         if (argument.size() > 3 && argument.compare(0, 2, "--") == 0 &&
@@ -382,8 +478,14 @@ command_line parse_command_line(const std::vector<std::string>& arguments, std::
     }
 
     const std::string name = app.get_subcommands().back()->get_name();
-    option_table& table = name == "compare" ? for_compare : name == "generate" ? for_generate : for_inspect;
-    options& chosen = name == "compare" ? compare : name == "generate" ? generate : inspect;
+    option_table& table = name == "compare"    ? for_compare
+                          : name == "generate" ? for_generate
+                          : name == "inspect"  ? for_inspect
+                                               : for_serve;
+    options& chosen = name == "compare"    ? compare
+                      : name == "generate" ? generate
+                      : name == "inspect"  ? inspect
+                                           : serve;
     table.apply();
     check_whole(chosen);
     return {chosen, ""};
@@ -428,24 +530,35 @@ policy resolve_policy(const options& chosen, const model_identity& model) {
     return out;
 }
 
+namespace {
+
+std::string read_all(const std::string& option, const std::string& path, std::istream& from) {
+    std::string text;
+    std::vector<char> piece(std::size_t{1} << 16);
+    while (from.read(piece.data(), static_cast<std::streamsize>(piece.size())) || from.gcount() > 0) {
+        text.append(piece.data(), static_cast<std::size_t>(from.gcount()));
+        if (text.size() > max_prompt_bytes) throw error(option, "at most 256 MiB", "more");
+    }
+    if (from.bad()) throw error(option, "a file that can be read", engine::quoted(path));
+    return text;
+}
+
+} // namespace
+
+std::string read_file(const std::string& option, const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file.is_open()) throw error(option, "a file that can be read", engine::quoted(path));
+    return read_all(option, path, file);
+}
+
 std::string read_prompt(const options& chosen, std::istream& standard_input) {
     std::string text;
     if (chosen.text) {
         text = *chosen.text;
+    } else if (*chosen.text_file == "-") {
+        text = read_all("--text-file", "-", standard_input);
     } else {
-        const std::string& path = chosen.text_file.value();
-        std::ifstream file;
-        if (path != "-") {
-            file.open(path, std::ios::binary);
-            if (!file.is_open()) throw error("--text-file", "a file that can be read", engine::quoted(path));
-        }
-        std::istream& from = path == "-" ? standard_input : file;
-        std::vector<char> piece(std::size_t{1} << 16);
-        while (from.read(piece.data(), static_cast<std::streamsize>(piece.size())) || from.gcount() > 0) {
-            text.append(piece.data(), static_cast<std::size_t>(from.gcount()));
-            if (text.size() > max_prompt_bytes) throw error("--text-file", "at most 256 MiB", "more");
-        }
-        if (from.bad()) throw error("--text-file", "a file that can be read", engine::quoted(path));
+        text = read_file("--text-file", chosen.text_file.value());
     }
     if (text.empty()) throw error("prompt", "at least one byte", "an empty text");
     return text;

@@ -4,6 +4,7 @@
 
 #include "engine/app/policy.hpp"
 #include "engine/app/sampling.hpp"
+#include "engine/app/serve_options.hpp"
 #include "engine/cpu/features.hpp"
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 
 namespace engine {
 
-enum class command { compare, generate, inspect };
+enum class command { compare, generate, inspect, serve_sim };
 
 using cpu::arithmetic; ///< what the matrix products compute in
 
@@ -58,6 +59,7 @@ struct options {
     std::optional<std::int32_t> continuation; ///< real tokens at the prompt's end that are held out
     std::string out = "uniprefill-report";
     bool json = false;
+    serve_options serve; ///< serve-sim
 };
 
 /// A command line as understood: either something to do, or a text (help, version) to print before exit code
@@ -75,6 +77,9 @@ command_line parse_command_line(const std::vector<std::string>& arguments, std::
 /// `error` if the file is bad, the whole doesn't hold together, or a layer is one that the model doesn't
 /// have.
 policy resolve_policy(const options& chosen, const model_identity& model);
+
+/// The bytes of a file that @p option names. Throws `error` if it can't be read or is larger than 256 MiB.
+std::string read_file(const std::string& option, const std::string& path);
 
 /// The prompt's bytes, from the option, the file or `standard_input`. Throws `error` if the file can't be
 /// read, the prompt is empty or it is larger than 256 MiB.
@@ -94,5 +99,7 @@ struct prompt_plan {
 prompt_plan plan_prompt(const options& chosen, std::int32_t tokens, std::int32_t context);
 
 bool parse(const std::string& text, arithmetic& kind);
+bool parse(const std::string& text, preemption& way);
+const char* name_of(preemption way);
 
 } // namespace engine

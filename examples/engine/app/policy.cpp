@@ -94,6 +94,17 @@ double default_share(uniprefill::mass_scope scope) {
     return scope == uniprefill::mass_scope::free ? 0.98 : 0.99;
 }
 
+std::vector<std::int32_t> span_ends(const policy& policy, std::int32_t tokens) {
+    std::vector<std::int32_t> ends;
+    if (policy.span > 0) {
+        for (std::int32_t end = policy.span; tokens - end >= policy.num_observations; end += policy.span) {
+            ends.push_back(end);
+        }
+    }
+    ends.push_back(tokens);
+    return ends;
+}
+
 policy dense() {
     policy out;
     out.name = "dense";

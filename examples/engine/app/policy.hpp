@@ -31,6 +31,10 @@ struct policy {
     std::vector<layer_rule> rules; ///< by rising layer; empty: nothing is ever dropped
 };
 
+/// Ends of the spans of a prompt, which are a property of the prompt and the policy: each span is decided as
+/// if nothing came after it. A last one shorter than the observation rows joins the one before.
+std::vector<std::int32_t> span_ends(const policy& policy, std::int32_t tokens);
+
 /// What tells models apart when a policy is chosen for one.
 struct model_identity {
     std::string name; ///< `general.name`

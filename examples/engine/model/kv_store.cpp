@@ -27,19 +27,14 @@ void contiguous_kv_store::write(std::int32_t layer, std::int32_t request, std::i
     put(into.v, v);
 }
 
-void contiguous_kv_store::truncate(std::int32_t layer, std::int32_t request, std::int64_t length) {
-    sequence& cut = sequences_[index(layer, request)];
-    const auto elements = static_cast<std::size_t>(length * row_elements_);
-    if (cut.k.size() > elements) {
-        cut.k.resize(elements);
-        cut.v.resize(elements);
-    }
-}
-
 kv_sequence contiguous_kv_store::rows(std::int32_t layer, std::int32_t request) const {
     const sequence& held = sequences_[index(layer, request)];
-    return {held.k.data(), held.v.data(), row_elements_, head_dim_,
-            static_cast<std::int64_t>(held.k.size()) / row_elements_};
+    return {held.k.data(),
+            held.v.data(),
+            row_elements_,
+            head_dim_,
+            static_cast<std::int64_t>(held.k.size()) / row_elements_,
+            nullptr};
 }
 
 void contiguous_kv_store::release(std::int32_t request) {

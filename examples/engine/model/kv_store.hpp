@@ -4,17 +4,20 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace engine {
 
-/// The cached keys and values of one request in one layer, in order of position.
+/// The cached keys and values of one request in one layer, in order of position: row i is at slot
+/// `pages[i / page_tokens] * page_tokens + i % page_tokens` of k and v, at slot i where there are no pages.
 struct kv_sequence {
-    const float* k = nullptr;     // [length, kv_heads, head_dim]
-    const float* v = nullptr;     // [length, kv_heads, head_dim]
+    const float* k = nullptr;     // [slots, kv_heads, head_dim]
+    const float* v = nullptr;     // [slots, kv_heads, head_dim]
     std::int64_t row_stride = 0;  ///< elements
     std::int64_t head_stride = 0; ///< elements
-    std::int64_t length = 0;
+    std::int64_t length = 0;      ///< rows that were written or have a page
+    const std::int32_t* pages = nullptr;
 };
 
 /// Where keys and values live. Every layer of every request has a length of its own, told by the ledger.
@@ -25,9 +28,9 @@ class kv_store {
     /// Source rows are `kv_heads * head_dim` elements, @p stride elements apart.
     virtual void write(std::int32_t layer, std::int32_t request, std::int64_t first, const float* k,
                        const float* v, std::int64_t rows, std::int64_t stride) = 0;
-    /// Cuts a request's layer to @p length rows.
-    virtual void truncate(std::int32_t layer, std::int32_t request, std::int64_t length) = 0;
     virtual kv_sequence rows(std::int32_t layer, std::int32_t request) const = 0;
+    /// Rows of a page; the largest int32 where a sequence is one stretch.
+    virtual std::int32_t page_tokens() const = 0;
     virtual void release(std::int32_t request) = 0;
     /// Bytes that hold keys and values now.
     virtual std::size_t bytes() const = 0;
@@ -40,8 +43,8 @@ class contiguous_kv_store final : public kv_store {
                         std::int32_t head_dim);
     void write(std::int32_t layer, std::int32_t request, std::int64_t first, const float* k, const float* v,
                std::int64_t rows, std::int64_t stride) override;
-    void truncate(std::int32_t layer, std::int32_t request, std::int64_t length) override;
     kv_sequence rows(std::int32_t layer, std::int32_t request) const override;
+    std::int32_t page_tokens() const override { return std::numeric_limits<std::int32_t>::max(); }
     void release(std::int32_t request) override;
     std::size_t bytes() const override;
 

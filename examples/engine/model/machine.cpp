@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <limits>
 
 namespace engine {
 
@@ -147,15 +146,24 @@ void basic_machine<Ops>::decide() {
         return;
     }
     const uniprefill::batch_view rows = step_.rows();
-    std::vector<const void*> cached;
-    cached.reserve(plan_.ids().size());
-    for (const std::int32_t id : plan_.ids()) {
-        cached.push_back(session_.cache().rows(layer_, id).k);
+    const std::int32_t page_tokens = session_.cache().page_tokens();
+    std::int32_t most_pages = 0;
+    for (const std::int32_t rows_cached : cached_lens_) {
+        most_pages = std::max(most_pages, uniprefill::num_blocks(rows_cached, page_tokens));
+    }
+    std::vector<const void*> pages(plan_.ids().size() * static_cast<std::size_t>(most_pages));
+    for (std::size_t r = 0; r < plan_.ids().size(); ++r) {
+        const kv_sequence held = session_.cache().rows(layer_, plan_.ids()[r]);
+        for (std::int32_t i = 0; i < uniprefill::num_blocks(cached_lens_[r], page_tokens); ++i) {
+            const std::int64_t slot = held.pages == nullptr ? 0 : std::int64_t{held.pages[i]} * page_tokens;
+            pages[r * static_cast<std::size_t>(most_pages) + static_cast<std::size_t>(i)] =
+                held.k + slot * held.row_stride;
+        }
     }
     uniprefill::page_pointer_cache<float> cache;
-    cache.pages = cached.data();
-    cache.table_stride = 1;
-    cache.page_tokens = std::numeric_limits<std::int32_t>::max();
+    cache.pages = pages.data();
+    cache.table_stride = most_pages;
+    cache.page_tokens = page_tokens;
     cache.token_stride = kv_elements_;
     cache.head_stride = config_.head_dim;
     const uniprefill::head_rows<const float> q{qkv_.data(),   qkv_elements_, config_.head_dim,
@@ -250,6 +258,21 @@ double basic_machine<Ops>::record_blocks(std::int32_t segment, const uniprefill:
     return total;
 }
 
+/// Slots of a sequence's first rows, null where row i is at slot i; valid until the next call.
+template <class Ops>
+const std::int64_t* basic_machine<Ops>::slots_of(const kv_sequence& kv, std::int32_t rows) {
+    if (kv.pages == nullptr) {
+        return nullptr;
+    }
+    const std::int32_t page_tokens = session_.cache().page_tokens();
+    key_slots_.resize(static_cast<std::size_t>(rows));
+    for (std::int32_t row = 0; row < rows; ++row) {
+        key_slots_[static_cast<std::size_t>(row)] =
+            std::int64_t{kv.pages[row / page_tokens]} * page_tokens + row % page_tokens;
+    }
+    return key_slots_.data();
+}
+
 template <class Ops>
 void basic_machine<Ops>::attend() {
     const uniprefill::batch_view rows = step_.rows();
@@ -274,8 +297,9 @@ void basic_machine<Ops>::attend() {
         call.query_head_stride = config_.head_dim;
         call.key_rows = held.length();
         call.key_positions = key_positions_.data();
-        call.keys = {kv.k, uniprefill::element_type::f32, kv.row_stride, kv.head_stride, nullptr};
-        call.values = {kv.v, uniprefill::element_type::f32, kv.row_stride, kv.head_stride, nullptr};
+        const std::int64_t* slots = slots_of(kv, held.length());
+        call.keys = {kv.k, uniprefill::element_type::f32, kv.row_stride, kv.head_stride, slots};
+        call.values = {kv.v, uniprefill::element_type::f32, kv.row_stride, kv.head_stride, slots};
         call.out = attended_.data() + first * q_elements_;
         call.out_row_stride = q_elements_;
         call.out_head_stride = config_.head_dim;

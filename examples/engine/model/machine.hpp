@@ -84,6 +84,7 @@ class basic_machine {
     /// @return the segment's mass
     double record_blocks(std::int32_t segment, const uniprefill::batch_view& before,
                          const uniprefill::selection& decided);
+    const std::int64_t* slots_of(const kv_sequence& kv, std::int32_t rows);
     std::int64_t num_rows() const { return step_.rows().num_rows; }
     float* hidden() const { return static_cast<float*>(step_.rows_of(hidden_rows_).data); }
     layer_record& now() { return records_[static_cast<std::size_t>(layer_)]; }
@@ -113,6 +114,7 @@ class basic_machine {
     std::vector<float> activated_; // [rows, ffn]
     std::vector<std::int32_t> cached_lens_;
     std::vector<std::int32_t> key_positions_;
+    std::vector<std::int64_t> key_slots_;
 
     std::vector<layer_record> records_;
     std::vector<std::int32_t> dropped_at_;

@@ -30,14 +30,19 @@ uniprefill::limits step_limits(const llama_config& config, const session_options
 } // namespace
 
 template <class Ops>
-basic_session<Ops>::basic_session(const basic_weights<Ops>& model, Ops& ops, session_options options)
+basic_session<Ops>::basic_session(const basic_weights<Ops>& model, Ops& ops, session_options options,
+                                  std::unique_ptr<kv_store> cache)
     : model_(model)
     , ops_(ops)
     , options_(std::move(options))
     , rope_(options_.max_tokens, model.config().rope_dims, model.config().rope_base)
-    , cache_(model.config().layers, options_.max_requests, model.config().kv_heads, model.config().head_dim) {
+    , cache_(std::move(cache)) {
     using uniprefill::throw_if_failed;
     const llama_config& config = model.config();
+    if (!cache_) {
+        cache_ = std::make_unique<contiguous_kv_store>(config.layers, options_.max_requests, config.kv_heads,
+                                                       config.head_dim);
+    }
     const auto num_selecting = static_cast<std::int32_t>(options_.selecting.size());
     sparsifier_ = std::make_unique<sparsifier>(
         step_limits(config, options_),
@@ -67,7 +72,7 @@ basic_session<Ops>::basic_session(const basic_weights<Ops>& model, Ops& ops, ses
 template <class Ops>
 void basic_session<Ops>::release(std::int32_t id) {
     uniprefill::throw_if_failed(ledger_.release(id));
-    cache_.release(id);
+    cache_->release(id);
 }
 
 template class basic_session<cpu_ops>;

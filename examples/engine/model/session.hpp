@@ -62,14 +62,17 @@ class basic_session {
 
     /// `model` and `ops` must outlive the session. Throws `error` or `uniprefill::error` on options out of
     /// range.
-    basic_session(const basic_weights<Ops>& model, Ops& ops, session_options options);
+    /// @param cache  where keys and values go; none: an array for each request and layer that grows
+    basic_session(const basic_weights<Ops>& model, Ops& ops, session_options options,
+                  std::unique_ptr<kv_store> cache = nullptr);
 
     const basic_weights<Ops>& model() const { return model_; }
     const session_options& options() const { return options_; }
     Ops& ops() { return ops_; }
     const typename Ops::rope_table& rope() const { return rope_; }
-    kv_store& cache() { return cache_; }
+    kv_store& cache() { return *cache_; }
     ledger& drops() { return ledger_; }
+    const ledger& drops() const { return ledger_; }
     const sparsifier& policy() const { return *sparsifier_; }
 
     /// A request takes slot `id`, 0 to max_requests - 1.
@@ -81,7 +84,7 @@ class basic_session {
     Ops& ops_;
     session_options options_;
     typename Ops::rope_table rope_; ///< of max_tokens positions: a file may claim any context length
-    contiguous_kv_store cache_;
+    std::unique_ptr<kv_store> cache_;
     std::unique_ptr<sparsifier> sparsifier_;
     std::unique_ptr<library_memory> ledger_memory_;
     ledger ledger_;

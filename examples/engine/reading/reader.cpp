@@ -8,32 +8,33 @@
 
 namespace engine {
 
-namespace {
-
-/// Ends of the spans of a prompt; one shorter than the observation rows joins the one before.
-std::vector<std::int32_t> span_ends(const policy& policy, std::int32_t tokens) {
-    std::vector<std::int32_t> ends;
-    if (policy.span > 0) {
-        for (std::int32_t end = policy.span; tokens - end >= policy.num_observations; end += policy.span) {
-            ends.push_back(end);
-        }
-    }
-    ends.push_back(tokens);
-    return ends;
-}
-
-session_options options_for(const policy& policy, std::int32_t prompt, std::int32_t following,
-                            bool decide_after_attention) {
+session_options session_under(const policy& policy) {
     session_options options;
-    options.max_segments = static_cast<std::int32_t>(span_ends(policy, prompt).size());
-    options.max_step_rows = std::max(prompt, following);
-    options.max_tokens = prompt + following;
     options.block_rows = policy.block_rows;
     options.num_observations = policy.num_observations;
     options.propagation = policy.propagation;
     for (const layer_rule& rule : policy.rules) {
         options.selecting.push_back({rule.layer, rule.rule, nullptr});
     }
+    return options;
+}
+
+uniprefill::request_options request_under(const policy& policy) {
+    uniprefill::request_options options;
+    options.sink = policy.sink;
+    options.tail = policy.tail;
+    options.min_length = policy.min_length;
+    return options;
+}
+
+namespace {
+
+session_options options_for(const policy& policy, std::int32_t prompt, std::int32_t following,
+                            bool decide_after_attention) {
+    session_options options = session_under(policy);
+    options.max_segments = static_cast<std::int32_t>(span_ends(policy, prompt).size());
+    options.max_step_rows = std::max(prompt, following);
+    options.max_tokens = prompt + following;
     options.decide_after_attention = decide_after_attention;
     return options;
 }
@@ -54,9 +55,7 @@ void reader::step(uniprefill::request_tag tag, const std::vector<std::int32_t>& 
     request.tag = tag;
     request.first_position = length_;
     request.tokens = tokens;
-    request.options.sink = policy_.sink;
-    request.options.tail = policy_.tail;
-    request.options.min_length = policy_.min_length;
+    request.options = request_under(policy_);
     const auto rows = static_cast<std::int32_t>(tokens.size());
     if (tag == uniprefill::request_tag::prefill) {
         request.span_ends = span_ends(policy_, rows);

@@ -36,6 +36,10 @@ class loaded_model {
     cpu_weights weights_;
 };
 
+/// What a policy says of a session, and of each of its requests. The bounds are the caller's.
+session_options session_under(const policy& policy);
+uniprefill::request_options request_under(const policy& policy);
+
 /// One prompt read under one policy, and what follows it.
 class reader {
   public:
