@@ -32,7 +32,7 @@ struct block_team_memory {
     std::uint32_t sums[3][words];
     std::uint32_t of_warps[32];
     std::uint32_t reach[32]; ///< weights in bins of a warp and in higher ones
-    std::uint32_t near[8];   ///< kept rows by thread blocks of the cluster in whose stretch they lie
+    std::uint32_t ahead[8];  ///< kept rows by thread blocks of the cluster in whose stretch they lie
     std::uint32_t num_collected;
     quick_note notes[2]; ///< in turn: others may still read the last one
     found_bin found;
@@ -75,7 +75,7 @@ class block_team {
             (&shared.sums[0][0])[thread] = 0;
         }
         if (thread < 8) {
-            shared.near[thread] = 0;
+            shared.ahead[thread] = 0;
         }
         if (thread < 32) {
             shared.reach[thread] = 0;
@@ -244,7 +244,7 @@ class block_team {
                 clear_bins(shared_);
             }
             if (threadIdx.x < 8) {
-                shared_.near[threadIdx.x] = 0;
+                shared_.ahead[threadIdx.x] = 0;
             }
             if (threadIdx.x < 32) {
                 shared_.reach[threadIdx.x] = 0;
@@ -274,10 +274,10 @@ class block_team {
         const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
         const std::uint32_t limbs = limb_sums(mine.mass);
         const std::uint32_t rows = __reduce_add_sync(~0u, mine.rows);
-        const std::uint32_t near = __reduce_add_sync(~0u, mine.near);
+        const std::uint32_t ahead = __reduce_add_sync(~0u, mine.ahead);
         std::uint32_t* sums = next_sums();
         if (lane < 5) {
-            atomicAdd(&sums[lane], lane < 3 ? limbs : lane == 3 ? rows : near);
+            atomicAdd(&sums[lane], lane < 3 ? limbs : lane == 3 ? rows : ahead);
         }
         __syncthreads();
         clear_last_sums();
@@ -292,7 +292,7 @@ class block_team {
             if (lane == 0) {
                 expect_bytes(box, ctas() * 16 * 4);
             }
-            const std::uint32_t own = word < 8    ? shared_.near[word]
+            const std::uint32_t own = word < 8    ? shared_.ahead[word]
                                       : word < 13 ? sums[word - 8]
                                                   : shared_.num_collected;
 #pragma unroll
@@ -321,7 +321,7 @@ class block_team {
     /// Counts rows in the stretch of thread block @p cta of the cluster.
     __device__ UNIPREFILL_HIDDEN void add_near(std::int32_t cta, std::uint32_t rows) {
         if constexpr (Clustered) {
-            atomicAdd(&shared_.near[cta], rows);
+            atomicAdd(&shared_.ahead[cta], rows);
         }
     }
     template <class Need, class Meanwhile>
@@ -483,7 +483,7 @@ class block_team {
         const std::uint32_t high = __reduce_add_sync(~0u, static_cast<std::uint32_t>(mine.mass >> 44));
         mine.mass = low + (std::uint64_t{middle} << 22) + (std::uint64_t{high} << 44);
         mine.rows = __reduce_add_sync(~0u, mine.rows);
-        mine.near = __reduce_add_sync(~0u, mine.near);
+        mine.ahead = __reduce_add_sync(~0u, mine.ahead);
     }
     __device__ UNIPREFILL_HIDDEN void quick_tell(const quick_cut& result) {
         shared_.quick_told = result;

@@ -16,7 +16,7 @@ namespace detail {
 /// How a step is launched.
 struct select_plan {
     bool at_once = false;
-    bool small = false; ///< segments are decided by few threads each
+    bool few_blocks = false; ///< segments are decided by few threads each
     std::int32_t cluster = 1;
     dim3 grid{1};     ///< of the one kernel, or of the one that writes
     dim3 deciding{1}; ///< of the kernel that only decides
@@ -39,7 +39,7 @@ struct select_plan {
         while (made.cluster > 1 && made.cluster > (device.compute_capability >= 90 ? ctas : 1)) {
             made.cluster /= 2;
         }
-        made.small = !sorts && average <= small_select_threads + 1;
+        made.few_blocks = !sorts && average <= small_select_threads + 1;
         const auto whole_clusters = [&](std::int64_t wanted, std::int32_t most) {
             const std::int64_t clusters = (most < wanted ? most : wanted) / made.cluster;
             return dim3(static_cast<unsigned>((clusters > 0 ? clusters : 1) * made.cluster));
@@ -50,7 +50,7 @@ struct select_plan {
         made.words_of_cta =
             words > 0 ? static_cast<std::int32_t>((words + made.grid.x - 1) / made.grid.x) : 1;
         made.deciding =
-            whole_clusters(std::int64_t{segments} * made.cluster, device.ctas(made.small ? 8 : 2));
+            whole_clusters(std::int64_t{segments} * made.cluster, device.ctas(made.few_blocks ? 8 : 2));
         return made;
     }
 };
@@ -179,7 +179,7 @@ UNIPREFILL_HOST_API status block_selector<Rule, backend::cuda>::run(
                                                : &detail::select_at_once<Rule, false>,
                               plan.cluster, plan.grid, threads, call));
         written = true;
-    } else if (plan.small) {
+    } else if (plan.few_blocks) {
         constexpr std::int32_t few = detail::small_select_threads;
         UNIPREFILL_TRY(launch(&detail::decide_segments<Rule, few, false>, 1, plan.deciding, few, call));
     } else {

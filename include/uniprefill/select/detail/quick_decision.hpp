@@ -301,7 +301,7 @@ class quick_decision {
                 if (digit_[k] > digit) {
                     before.mass += mass_[k];
                     before.rows += static_cast<std::uint32_t>(rows_[k]);
-                    before.near += stretch.rows_before(team_, block, static_cast<std::uint32_t>(rows_[k]));
+                    before.ahead += stretch.rows_before(team_, block, static_cast<std::uint32_t>(rows_[k]));
                 }
                 if (digit_[k] == digit) {
                     team_.quick_collect({mass_[k], blocks_.order(block), rows_[k]});
@@ -355,7 +355,7 @@ class quick_decision {
                 const std::uint32_t rows = is_before ? static_cast<std::uint32_t>(other.rows) : 0;
                 before.mass += is_before ? other.mass : 0;
                 before.rows += rows;
-                before.near += blocks_.order(other.order) < stretch ? rows : 0;
+                before.ahead += blocks_.order(other.order) < stretch ? rows : 0;
             }
             team_.sum_group(before);
             before.mass += sums.mass;
@@ -363,7 +363,7 @@ class quick_decision {
             const std::uint64_t reached = by_rows_ ? before.rows : before.mass;
             const std::uint64_t weight = by_rows_ ? static_cast<std::uint64_t>(block.rows) : block.mass;
             if (share == 0 && reached < target && reached + weight >= target) {
-                before.near += sums.near;
+                before.ahead += sums.ahead;
                 tell(block, before, target, stretch);
             }
         }
@@ -382,10 +382,10 @@ class quick_decision {
         cut.mass_before = before.mass + block.mass;
         // Of the rows before the stretch, all but the free ones that go.
         const row_range& free = blocks_.forced.free;
-        const std::int32_t near =
+        const std::int32_t ahead =
             stretch < blocks_.count ? stretch * blocks_.block_rows : blocks_.rows.size();
-        const std::int32_t free_near = clamped(blocks_.rows.begin + near, free.begin, free.end) - free.begin;
-        cut.place = near - free_near + static_cast<std::int32_t>(before.near) +
+        const std::int32_t free_near = clamped(blocks_.rows.begin + ahead, free.begin, free.end) - free.begin;
+        cut.place = ahead - free_near + static_cast<std::int32_t>(before.ahead) +
                     (cut.block < stretch ? block.rows - cut.rows_gone : 0);
         const bool within = (cut.kept != free.size()) & (cut.kept + forced_ >= note_->min_kept_rows) &
                             (cut.kept + forced_ <= note_->max_kept_rows);

@@ -48,7 +48,7 @@ struct alignas(16) quick_block {
 struct quick_sums {
     std::uint64_t mass = 0;
     std::uint32_t rows = 0;
-    std::uint32_t near = 0;      ///< rows that lie before a stretch
+    std::uint32_t ahead = 0;     ///< rows that lie before a stretch
     std::uint32_t collected = 0; ///< collected blocks, told by team::sum()
 };
 

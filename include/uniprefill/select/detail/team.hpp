@@ -38,7 +38,7 @@
 /// * `quick_collect()`, `quick_gather()` after a sum(), `quick_collected()`, `quick_tell()`, `quick_told()`
 /// * `group_size` threads look at one collected block together, `sum_group(sums)` is what those found
 /// * `add_near(cta, rows)`: where a cluster shares a stretch of rows, counts rows in that of a thread block;
-///   sum() adds those of thread blocks before this thread's to its `near`
+///   sum() adds those of thread blocks before this thread's to its `ahead`
 #pragma once
 
 #include <uniprefill/core/config.hpp>
