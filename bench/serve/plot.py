@@ -30,7 +30,8 @@ def draw_pages(axes, run):
     axes.axhline(run["server"]["pages"], color="black", linewidth=0.8, label="the pool")
     axes.set_xlabel("seconds")
     axes.set_ylabel("pages in use (sparsified)")
-    axes.legend(frameon=False, loc="lower right", fontsize="small")
+    axes.set_ylim(0, 1.4 * run["server"]["pages"])
+    axes.legend(frameon=False, loc="upper center", ncols=2, fontsize="small")
 
 
 def draw_times(axes, runs, key, label):
