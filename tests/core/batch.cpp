@@ -239,6 +239,7 @@ TEST_CASE("validate(limits): each field") {
     CHECK(refused([](limits& l) { l.max_requests = 0; }) == "limits.max_requests");
     CHECK(refused([](limits& l) { l.max_requests = 2; }) == "limits.max_segments");
     CHECK(refused([](limits& l) { l.max_rows = -1; }) == "limits.max_rows");
+    CHECK(refused([](limits& l) { l.max_rows = INT32_MAX - 1024; }) == "limits.max_rows");
     CHECK(refused([](limits& l) { l.max_cached_tokens = -1; }) == "limits.max_cached_tokens");
     CHECK(refused([](limits& l) { l.num_layers = 0; }) == "limits.num_layers");
     CHECK(refused([](limits& l) { l.num_kv_heads = 0; }) == "limits.num_kv_heads");
