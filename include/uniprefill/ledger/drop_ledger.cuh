@@ -63,6 +63,7 @@ class drop_ledger<backend::cuda> {
     /// @param layer_sets [num_layers] in host memory; copied
     /// @param memory     device memory, otherwise as the host's
     /// Refused beyond what thread blocks can share: max_requests above 8,192.
+    template <class = void>
     UNIPREFILL_HOST_API status bind(const ledger_limits& bounds, const std::int32_t* layer_sets, void* memory,
                                     std::size_t bytes, const cuda_device& device, stream) noexcept;
 
@@ -77,16 +78,20 @@ class drop_ledger<backend::cuda> {
     /// @{
 
     /// Free slots become empty requests. O(count).
+    template <class = void>
     UNIPREFILL_HOST_API status admit(const std::int32_t* requests, std::int32_t count, stream) noexcept;
     /// The slots are free again. O(count * tokens / 64).
+    template <class = void>
     UNIPREFILL_HOST_API status release(const std::int32_t* requests, std::int32_t count, stream) noexcept;
     /// Every layer forgets positions. O(count) among decoded tokens, else O((tokens rolled back) / 64 + sets)
     /// for each.
     /// @param num_tokens [count] positions that each keeps
+    template <class = void>
     UNIPREFILL_HOST_API status rollback(const std::int32_t* requests, const std::int32_t* num_tokens,
                                         std::int32_t count, stream) noexcept;
     /// Free slots become copies. O(count * tokens / 64 * sets).
     /// @param copies [count] free slots
+    template <class = void>
     UNIPREFILL_HOST_API status fork(const std::int32_t* requests, const std::int32_t* copies,
                                     std::int32_t count, stream) noexcept;
     /// Layers of a set give up positions after the prompt, as the host's keep_only() has it.
@@ -107,6 +112,7 @@ class drop_ledger<backend::cuda> {
                                           ledger_step& step, const step_wishes<Slots, Index, Slot>& wishes,
                                           stream) noexcept;
     /// The same without telling anything. O(rows + requests).
+    template <class = void>
     UNIPREFILL_HOST_API status begin_step(const batch_view& batch, const std::int32_t* request_ids,
                                           ledger_step& step, stream on) noexcept {
         return begin_step(batch, request_ids, step, step_wishes<>{}, on);
@@ -119,6 +125,7 @@ class drop_ledger<backend::cuda> {
     UNIPREFILL_HOST_API status append(ledger_step& step, std::int32_t layer, const batch_view& entering,
                                       const step_wishes<Slots, Index, Slot>& wishes, stream) noexcept;
     /// The same without telling anything. O(rows + tokens of the step / 64 * sets).
+    template <class = void>
     UNIPREFILL_HOST_API status append(ledger_step& step, std::int32_t layer, const batch_view& entering,
                                       stream on) noexcept {
         return append(step, layer, entering, step_wishes<>{}, on);
@@ -137,13 +144,16 @@ class drop_ledger<backend::cuda> {
                                            std::int32_t size, Index* offsets, stream) const noexcept;
 
     /// The step's rows are held for good. One launch, O(requests * sets).
+    template <class = void>
     UNIPREFILL_HOST_API status commit_step(ledger_step& step, stream) noexcept;
     /// The step was never opened. One launch, O(tokens of the step / 64 * sets).
+    template <class = void>
     UNIPREFILL_HOST_API status abort_step(ledger_step& step, stream) noexcept;
 
     /// As the host's; none are handed back where it would have failed. One launch, of one thread block.
     /// O(layers * requests + pages handed back).
     /// @param[out] num_pages [1]
+    template <class = void>
     UNIPREFILL_HOST_API status hand_back_pages(const std::int32_t* request_ids, std::int32_t count,
                                                const layer_list& layers, const page_rule& rule,
                                                const page_tables& tables, std::int32_t* pages,
@@ -169,6 +179,7 @@ class drop_ledger<backend::cuda> {
     template <class Slots, class Index, class Slot>
     UNIPREFILL_HOST_API status check_wishes(const step_wishes<Slots, Index, Slot>& wishes,
                                             std::int32_t num_requests) const noexcept;
+    template <class = void>
     UNIPREFILL_HOST_API status end_step(ledger_step& step, bool commits, stream) noexcept;
     [[nodiscard]] UNIPREFILL_HOST_API detail::cuda_step step_of(const ledger_step& step) const noexcept;
 

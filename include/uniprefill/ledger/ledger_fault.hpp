@@ -48,7 +48,7 @@ enum class ledger_complaint : std::int32_t {
 /// 510 are reported as these.
 class ledger_fault {
   public:
-    static constexpr std::uint64_t no_fault = ~std::uint64_t{0};
+    UNIPREFILL_HIDDEN static constexpr std::uint64_t no_fault = ~std::uint64_t{0};
 
     ledger_fault() noexcept = default;
     /// What the device left.
@@ -152,7 +152,8 @@ class ledger_fault {
     /// One more than the value, so that -1 has a code too.
     [[nodiscard]] static UNIPREFILL_API std::uint64_t at_most(std::int32_t value,
                                                               std::int32_t most) noexcept {
-        return static_cast<std::uint64_t>((value < -1 ? -1 : value > most ? most : value) + 1);
+        const std::int32_t bounded = value < -1 ? -1 : value > most ? most : value;
+        return static_cast<std::uint64_t>(std::int64_t{bounded} + 1);
     }
     [[nodiscard]] static UNIPREFILL_API std::int32_t below_one(std::uint64_t code) noexcept {
         return static_cast<std::int32_t>(code) - 1;

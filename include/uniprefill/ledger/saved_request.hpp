@@ -22,12 +22,12 @@
 UNIPREFILL_BEGIN_NAMESPACE
 
 /// The version of the format that this library writes, and the only one that it reads.
-inline constexpr std::uint32_t saved_request_version = 1;
+UNIPREFILL_HIDDEN inline constexpr std::uint32_t saved_request_version = 1;
 
 /// The beginning of the buffer. An engine may read it to learn what room a request will take.
 struct saved_header {
-    static constexpr std::uint64_t magic_number = 0x4c44524750465055; // "UPFPGRDL" in memory, when
-                                                                      // the lowest byte comes first
+    /// "UPFPGRDL" in memory, when the lowest byte comes first.
+    UNIPREFILL_HIDDEN static constexpr std::uint64_t magic_number = 0x4c44524750465055;
     std::uint64_t magic = magic_number;
     std::uint64_t bytes = 0;    ///< of the whole buffer
     std::uint64_t checksum = 0; ///< of all words, this one counted as 0

@@ -125,6 +125,7 @@ inline status drop_ledger<backend::cuda>::check_wishes(const step_wishes<Slots, 
 
 // Life of a ledger and its requests -------------------------------------------------------------------------
 
+template <class>
 inline status drop_ledger<backend::cuda>::bind(const ledger_limits& bounds, const std::int32_t* layer_sets,
                                                void* memory, std::size_t bytes, const cuda_device& device,
                                                stream on) noexcept {
@@ -173,6 +174,7 @@ inline status drop_ledger<backend::cuda>::clear_fault(stream on) noexcept {
     return cuda_result(cudaMemsetAsync(kernel_state().fault, 0xff, sizeof(std::uint64_t), on), "fault");
 }
 
+template <class>
 inline status drop_ledger<backend::cuda>::admit(const std::int32_t* requests, std::int32_t count,
                                                 stream on) noexcept {
     UNIPREFILL_TRY(check_slots(requests, count));
@@ -181,6 +183,7 @@ inline status drop_ledger<backend::cuda>::admit(const std::int32_t* requests, st
                           detail::ledger_threads, 0, on, kernel_state(), requests, count);
 }
 
+template <class>
 inline status drop_ledger<backend::cuda>::release(const std::int32_t* requests, std::int32_t count,
                                                   stream on) noexcept {
     UNIPREFILL_TRY(check_slots(requests, count));
@@ -189,6 +192,7 @@ inline status drop_ledger<backend::cuda>::release(const std::int32_t* requests, 
                           detail::ledger_threads, 0, on, kernel_state(), requests, nothing, count);
 }
 
+template <class>
 inline status drop_ledger<backend::cuda>::rollback(const std::int32_t* requests,
                                                    const std::int32_t* num_tokens, std::int32_t count,
                                                    stream on) noexcept {
@@ -202,6 +206,7 @@ inline status drop_ledger<backend::cuda>::rollback(const std::int32_t* requests,
                           detail::ledger_threads, 0, on, kernel_state(), requests, num_tokens, count);
 }
 
+template <class>
 inline status drop_ledger<backend::cuda>::fork(const std::int32_t* requests, const std::int32_t* copies,
                                                std::int32_t count, stream on) noexcept {
     UNIPREFILL_TRY(check_slots(requests, count));
@@ -332,6 +337,7 @@ inline status drop_ledger<backend::cuda>::logits_rows(const ledger_step& step, s
                           kernel_state(), step_of(step), task);
 }
 
+template <class>
 inline status drop_ledger<backend::cuda>::end_step(ledger_step& step, bool commits, stream on) noexcept {
     UNIPREFILL_TRY(check_step(step));
     UNIPREFILL_TRY(
@@ -341,15 +347,18 @@ inline status drop_ledger<backend::cuda>::end_step(ledger_step& step, bool commi
     step = ledger_step{};
     return success();
 }
+template <class>
 inline status drop_ledger<backend::cuda>::commit_step(ledger_step& step, stream on) noexcept {
     return end_step(step, true, on);
 }
+template <class>
 inline status drop_ledger<backend::cuda>::abort_step(ledger_step& step, stream on) noexcept {
     return end_step(step, false, on);
 }
 
 // Pages -----------------------------------------------------------------------------------------------------
 
+template <class>
 inline status drop_ledger<backend::cuda>::hand_back_pages(const std::int32_t* request_ids, std::int32_t count,
                                                           const layer_list& layers, const page_rule& rule,
                                                           const page_tables& tables, std::int32_t* pages,
