@@ -37,6 +37,13 @@ up::status use(const up::importance_estimator<{D128}, device>& e, const up::head
     const up::status ready = e.prepare<bf16>();
     return ready.ok() ? e.run(q, k, {{}}, b, m, {{}}, w, s) : ready;
 }}""",
+    "ledger/drop_ledger.cuh": """
+up::status use(up::drop_ledger<device>& l, const up::batch_view& b, const std::int32_t* ids, up::ledger_step& step,
+               const up::step_wishes<up::block_table_view>& wishes, cudaStream_t s) {
+    UNIPREFILL_TRY(l.begin_step(b, ids, step, wishes, s));
+    UNIPREFILL_TRY(l.append(step, 1, b, wishes, s));
+    return l.commit_step(step, s);
+}""",
     "select/selector.cuh": """
 up::status use(const up::block_selector<up::selection_rule, device>& e, const up::mass_view& m, const up::batch_view& b,
                const up::selection_rule* r, up::selection& out, up::workspace w, cudaStream_t s) {

@@ -36,6 +36,7 @@
 #include <uniprefill/ledger/saved_request.hpp>
 #include <uniprefill/ledger/stage_rows.hpp>
 #include <uniprefill/ledger/step_arrays.hpp>
+#include <uniprefill/ledger/step_wishes.hpp>
 #include <uniprefill/pipeline/policy.hpp>
 #include <uniprefill/pipeline/prefill_sparsifier.hpp>
 #include <uniprefill/propagate/compaction.hpp>

@@ -9,19 +9,12 @@
 #include <uniprefill/ledger/detail/cuda_ledger_state.cuh>
 #include <uniprefill/ledger/drop_ledger.hpp>
 #include <uniprefill/ledger/ledger_fault.hpp>
+#include <uniprefill/ledger/step_wishes.hpp>
 
 #include <cstddef>
 #include <cstdint>
 
 UNIPREFILL_BEGIN_NAMESPACE
-
-/// What a step is to tell of some layers, worked out in the launch that changes it.
-template <class Slots = contiguous_slots, class Index = std::int32_t, class Slot = std::int64_t>
-struct step_wishes {
-    layer_list layers;            ///< an entry for each part of the arrays; `layers.layers` in device memory
-    Slots slots{};                ///< tables in device memory; only needed where out.slots is wanted
-    step_arrays<Index, Slot> out; ///< in device memory; `chunks` must be null
-};
 
 /// The ledger on CUDA devices. Its state lies in the caller's device memory, laid out as the host ledger's,
 /// and every array here is in device memory: request ids, batches, tables, what is written.
@@ -104,8 +97,9 @@ class drop_ledger<backend::cuda> {
     /// @}
 
     /// As the host's. One launch, of one thread block more than @p wishes needs: O(layers * (rows * log
-    /// requests + requests)).
-    /// @param batch       num_rows at least the last of cu_seqlens
+    /// requests + requests)). Each thread block looks at all positions of the batch: without them, which says
+    /// the same, many rows cost less.
+    /// @param batch       num_rows at least the last of cu_seqlens; positions may be null
     /// @param request_ids [num_requests] used until the step ends
     template <class Slots = contiguous_slots, class Index = std::int32_t, class Slot = std::int64_t>
     UNIPREFILL_HOST_API status begin_step(const batch_view& batch, const std::int32_t* request_ids,

@@ -5,8 +5,7 @@
 /// An append on the device: a thread block for each request turns the positions that enter a layer into sets.
 #pragma once
 
-#include <uniprefill/ledger/detail/cuda_ledger_state.cuh>
-#include <uniprefill/ledger/detail/cuda_set_writer.cuh>
+#include <uniprefill/ledger/detail/cuda_layer_change.cuh>
 
 #include <cstdint>
 
@@ -14,17 +13,13 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
-class UNIPREFILL_HIDDEN set_stager {
+class UNIPREFILL_HIDDEN set_stager : private layer_change {
   public:
-    using room = set_writer::room;
+    using layer_change::room;
 
     __device__ set_stager(const cuda_ledger_state& ledger, const cuda_step& step, std::int32_t layer,
                           room& shared)
-        : ledger_(ledger)
-        , step_(step)
-        , shared_(shared)
-        , layer_(layer)
-        , set_(ledger.set_of(layer)) {}
+        : layer_change(ledger, step, layer, shared) {}
 
     __device__ void append(std::int32_t r) {
         request_ = step_.request_ids[r];
@@ -37,13 +32,6 @@ class UNIPREFILL_HIDDEN set_stager {
     }
 
   private:
-    [[nodiscard]] __device__ bool refuse(ledger_complaint what, std::int64_t came) const {
-        if (ledger_thread() == 0) {
-            ledger_.raise(what, request_, layer_, came);
-        }
-        return false;
-    }
-
     /// Whether the rows may enter the layer. The same in each thread.
     [[nodiscard]] __device__ bool enter(std::int32_t r) {
         if (!step_.rows_are_there(r)) {
@@ -118,16 +106,6 @@ class UNIPREFILL_HIDDEN set_stager {
         }
         __syncthreads();
     }
-
-    const cuda_ledger_state& ledger_;
-    const cuda_step& step_;
-    room& shared_;
-    request_record state_{};
-    const std::int32_t* positions_ = nullptr;
-    std::int32_t count_ = 0;
-    std::int32_t request_ = -1;
-    std::int32_t layer_;
-    std::int32_t set_;
 };
 
 } // namespace detail

@@ -5,8 +5,7 @@
 /// Positions given up after a prompt has ended: a thread block for each request.
 #pragma once
 
-#include <uniprefill/ledger/detail/cuda_ledger_state.cuh>
-#include <uniprefill/ledger/detail/cuda_set_writer.cuh>
+#include <uniprefill/ledger/detail/cuda_layer_change.cuh>
 
 #include <cstdint>
 
@@ -14,18 +13,14 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
-class UNIPREFILL_HIDDEN set_keeper {
+class UNIPREFILL_HIDDEN set_keeper : private layer_change {
   public:
-    using room = set_writer::room;
+    using layer_change::room;
 
     /// @param step its rows are what the layer keeps
     __device__ set_keeper(const cuda_ledger_state& ledger, const cuda_step& step, std::int32_t layer,
                           room& shared)
-        : ledger_(ledger)
-        , step_(step)
-        , shared_(shared)
-        , layer_(layer)
-        , set_(ledger.set_of(layer)) {}
+        : layer_change(ledger, step, layer, shared) {}
 
     template <class Index>
     __device__ void keep_only(std::int32_t r, Index* from_rows) {
@@ -44,13 +39,6 @@ class UNIPREFILL_HIDDEN set_keeper {
     }
 
   private:
-    [[nodiscard]] __device__ bool refuse(ledger_complaint what, std::int64_t came) const {
-        if (ledger_thread() == 0) {
-            ledger_.raise(what, request_, layer_, came);
-        }
-        return false;
-    }
-
     /// The same in each thread.
     [[nodiscard]] __device__ bool enter(std::int32_t r) {
         if (!ledger_.is_admitted(request_)) {
@@ -131,16 +119,6 @@ class UNIPREFILL_HIDDEN set_keeper {
         }
         __syncthreads();
     }
-
-    const cuda_ledger_state& ledger_;
-    const cuda_step& step_;
-    room& shared_;
-    request_record state_{};
-    const std::int32_t* positions_ = nullptr;
-    std::int32_t count_ = 0;
-    std::int32_t request_ = -1;
-    std::int32_t layer_;
-    std::int32_t set_;
 };
 
 template <class Index>

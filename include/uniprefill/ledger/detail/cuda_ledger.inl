@@ -263,12 +263,12 @@ inline status drop_ledger<backend::cuda>::begin_step(const batch_view& batch, co
     opened.open_ = true;
     detail::cuda_step what = step_of(opened);
     what.rows = batch;
-    const detail::cuda_wanted<Slots, Index, Slot> wanted{wishes.layers, wishes.slots, wishes.out};
-    const std::int64_t blocks = std::int64_t{wishes.layers.count} * wanted.stretches() + 1;
+    const std::int64_t blocks =
+        std::int64_t{wishes.layers.count} * detail::stretches_of(wishes.out.num_rows) + 1;
     UNIPREFILL_TRY(detail::launch(device_, detail::begin_step_kernel<Slots, Index, Slot>,
                                   detail::ledger_grid(blocks), detail::ledger_threads,
                                   detail::ledger_shared_bytes(batch.num_requests, bounds_.max_requests), on,
-                                  kernel_state(), what, wanted));
+                                  kernel_state(), what, wishes));
     step = opened;
     return success();
 }
@@ -292,13 +292,13 @@ drop_ledger<backend::cuda>::append(ledger_step& step, std::int32_t layer, const 
     UNIPREFILL_TRY(check_wishes(wishes, step.num_requests_).at_layer(layer));
     detail::cuda_step what = step_of(step);
     what.rows = entering;
-    const detail::cuda_wanted<Slots, Index, Slot> wanted{wishes.layers, wishes.slots, wishes.out};
     const std::int32_t stagers = step.num_requests_ > 0 ? step.num_requests_ : 1;
-    const std::int64_t blocks = std::int64_t{wishes.layers.count} * wanted.stretches() + stagers;
+    const std::int64_t blocks =
+        std::int64_t{wishes.layers.count} * detail::stretches_of(wishes.out.num_rows) + stagers;
     UNIPREFILL_TRY(detail::launch(device_, detail::append_kernel<Slots, Index, Slot>,
                                   detail::ledger_grid(blocks), detail::ledger_threads,
                                   detail::ledger_shared_bytes(step.num_requests_, 0), on, kernel_state(),
-                                  what, wanted, layer, stagers));
+                                  what, wishes, layer, stagers));
     step.last_layer_ = layer;
     return success();
 }
@@ -312,11 +312,11 @@ inline status drop_ledger<backend::cuda>::look_up(const ledger_step& step,
     if (wishes.layers.count == 0) {
         return success();
     }
-    const detail::cuda_wanted<Slots, Index, Slot> wanted{wishes.layers, wishes.slots, wishes.out};
-    return detail::launch(device_, detail::look_up_kernel<Slots, Index, Slot>,
-                          detail::ledger_grid(std::int64_t{wishes.layers.count} * wanted.stretches()),
-                          detail::ledger_threads, detail::ledger_shared_bytes(step.num_requests_, 0), on,
-                          kernel_state(), step_of(step), wanted);
+    return detail::launch(
+        device_, detail::look_up_kernel<Slots, Index, Slot>,
+        detail::ledger_grid(std::int64_t{wishes.layers.count} * detail::stretches_of(wishes.out.num_rows)),
+        detail::ledger_threads, detail::ledger_shared_bytes(step.num_requests_, 0), on, kernel_state(),
+        step_of(step), wishes);
 }
 
 template <class Index>

@@ -29,7 +29,7 @@ template <class Slots, class Index, class Slot>
 __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
     begin_step_kernel(const __grid_constant__ cuda_ledger_state ledger,
                       const __grid_constant__ cuda_step step,
-                      const __grid_constant__ cuda_wanted<Slots, Index, Slot> wanted) {
+                      const __grid_constant__ step_wishes<Slots, Index, Slot> wanted) {
     extern __shared__ std::int32_t ledger_memory[];
     __shared__ typename ledger_scan::TempStorage scan;
     std::int32_t* const offsets = ledger_memory;
@@ -40,7 +40,7 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
     const bool opens = blockIdx.x == gridDim.x - 1;
     const bool good = check.passes(opens) && check.positions_go_on();
     if (!opens) {
-        const std::int32_t stretches = wanted.stretches();
+        const std::int32_t stretches = stretches_of(wanted.out.num_rows);
         const auto block = static_cast<std::int32_t>(blockIdx.x);
         step_teller<Slots, Index, Slot>(ledger, step, rows_source::arriving, wanted, block / stretches, !good,
                                         offsets)
@@ -64,7 +64,7 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
 template <class Slots, class Index, class Slot>
 __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
     append_kernel(const __grid_constant__ cuda_ledger_state ledger, const __grid_constant__ cuda_step step,
-                  const __grid_constant__ cuda_wanted<Slots, Index, Slot> wanted, std::int32_t layer,
+                  const __grid_constant__ step_wishes<Slots, Index, Slot> wanted, std::int32_t layer,
                   std::int32_t num_stagers) {
     extern __shared__ std::int32_t ledger_memory[];
     __shared__ set_stager::room room;
@@ -72,7 +72,7 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
     wait_for_previous_kernel();
     const auto block = static_cast<std::int32_t>(blockIdx.x);
     if (block >= num_stagers) {
-        const std::int32_t stretches = wanted.stretches();
+        const std::int32_t stretches = stretches_of(wanted.out.num_rows);
         step_teller<Slots, Index, Slot>(ledger, step, rows_source::entering, wanted,
                                         (block - num_stagers) / stretches, false, ledger_memory)
             .tell((block - num_stagers) % stretches, room.scan);
@@ -87,12 +87,12 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
 template <class Slots, class Index, class Slot>
 __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
     look_up_kernel(const __grid_constant__ cuda_ledger_state ledger, const __grid_constant__ cuda_step step,
-                   const __grid_constant__ cuda_wanted<Slots, Index, Slot> wanted) {
+                   const __grid_constant__ step_wishes<Slots, Index, Slot> wanted) {
     extern __shared__ std::int32_t ledger_memory[];
     __shared__ typename ledger_scan::TempStorage scan;
     let_next_kernel_start();
     wait_for_previous_kernel();
-    const std::int32_t stretches = wanted.stretches();
+    const std::int32_t stretches = stretches_of(wanted.out.num_rows);
     const auto block = static_cast<std::int32_t>(blockIdx.x);
     step_teller<Slots, Index, Slot>(ledger, step, rows_source::staged, wanted, block / stretches, false,
                                     ledger_memory)

@@ -5,6 +5,7 @@
 /// position_sets as a thread block writes them.
 #pragma once
 
+#include <uniprefill/core/detail/row_search.hpp>
 #include <uniprefill/ledger/detail/cuda_ledger_state.cuh>
 #include <uniprefill/ledger/detail/cuda_scan.cuh>
 
@@ -43,7 +44,8 @@ class UNIPREFILL_HIDDEN set_writer {
             __syncthreads();
             const std::int64_t behind = (first + staged_words) * word_positions;
             const std::int64_t last = behind < end ? behind : end;
-            for (std::int32_t i = row_at(first * word_positions) + ledger_thread();
+            const auto begins = static_cast<std::int32_t>(first * word_positions);
+            for (std::int32_t i = first_row_at(positions_, 0, count_, begins) + ledger_thread();
                  i < count_ && positions_[i] < last; i += ledger_threads) {
                 const std::int64_t in_room = positions_[i] - first * word_positions;
                 atomicOr(&shared_.kept[in_room / word_positions], 1ull << (in_room % word_positions));
@@ -84,21 +86,6 @@ class UNIPREFILL_HIDDEN set_writer {
     }
 
   private:
-    /// The first place whose position isn't below.
-    [[nodiscard]] __device__ std::int32_t row_at(std::int64_t position) const {
-        std::int32_t low = 0;
-        std::int32_t high = count_;
-        while (low < high) {
-            const std::int32_t middle = low + (high - low) / 2;
-            if (positions_[middle] < position) {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        return low;
-    }
-
     position_sets sets_;
     const std::int32_t* positions_;
     room& shared_;

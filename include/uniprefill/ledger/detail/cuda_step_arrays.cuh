@@ -7,9 +7,7 @@
 
 #include <uniprefill/ledger/detail/cuda_scan.cuh>
 #include <uniprefill/ledger/detail/cuda_step_rows.cuh>
-#include <uniprefill/ledger/kv_slots.hpp>
-#include <uniprefill/ledger/layer_list.hpp>
-#include <uniprefill/ledger/step_arrays.hpp>
+#include <uniprefill/ledger/step_wishes.hpp>
 
 #include <cstdint>
 
@@ -20,22 +18,15 @@ namespace detail {
 /// Rows of a layer that a thread block tells of.
 inline constexpr std::int32_t told_rows = 4 * ledger_threads;
 
-template <class Slots, class Index, class Slot>
-struct cuda_wanted {
-    layer_list layers;
-    Slots slots;
-    step_arrays<Index, Slot> out;
-
-    /// Thread blocks for each layer.
-    [[nodiscard]] UNIPREFILL_API std::int32_t stretches() const noexcept {
-        return out.num_rows > told_rows ? num_blocks(out.num_rows, told_rows) : 1;
-    }
-};
+/// Thread blocks that tell of a layer whose arrays have @p num_rows entries by row.
+[[nodiscard]] inline UNIPREFILL_API std::int32_t stretches_of(std::int32_t num_rows) noexcept {
+    return num_rows > told_rows ? num_blocks(num_rows, told_rows) : 1;
+}
 
 template <class Slots, class Index, class Slot>
 class UNIPREFILL_HIDDEN step_teller {
   public:
-    using wanted_type = cuda_wanted<Slots, Index, Slot>;
+    using wanted_type = step_wishes<Slots, Index, Slot>;
 
     /// @param offsets [num_requests + 1] room in shared memory
     /// @param nothing the step was refused: its arrays are those of a step without rows

@@ -5,6 +5,7 @@
 /// The rows that one request brings into one layer in a step, whatever stage the step is at.
 #pragma once
 
+#include <uniprefill/core/detail/row_search.hpp>
 #include <uniprefill/ledger/detail/cuda_ledger_state.cuh>
 #include <uniprefill/ledger/held_rows.hpp>
 
@@ -53,17 +54,7 @@ class UNIPREFILL_HIDDEN step_rows {
         if (positions_ == nullptr || window <= 0 || position < window || first < held_.num_tokens()) {
             return held_.window_row(position, window);
         }
-        std::int32_t low = 0; // the first row of the step at a position that isn't below
-        std::int32_t high = count_;
-        while (low < high) {
-            const std::int32_t middle = low + (high - low) / 2;
-            if (positions_[middle] < first) {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        return before_ + low;
+        return before_ + first_row_at(positions_, 0, count_, first);
     }
 
   private:
