@@ -5,6 +5,7 @@
 // operation.
 
 #include "ledger/naive_ledger.hpp"
+#include "ledger/random_subset.hpp"
 #include "property/random.hpp"
 
 #include <algorithm>
@@ -197,25 +198,7 @@ class simulation {
     }
 
     positions subset(const positions& of) {
-        positions made;
-        const std::int32_t style = below(4);
-        if (style == 0) {
-            return of;
-        }
-        bool on = one_in(2);
-        std::int32_t left = 0;
-        for (const std::int32_t position : of) {
-            if (style == 1) {
-                on = one_in(3);
-            } else if (left-- == 0) { // runs, as blocks make them
-                on = !on;
-                left = style == 2 ? 63 : below(200);
-            }
-            if (on) {
-                made.push_back(position);
-            }
-        }
-        return made;
+        return random_subset(of, 64, 200, [this](std::int32_t n) { return below(n); });
     }
 
     /// Goes to the next layer: an append of other rows where a set starts, of the same ones, or none.

@@ -224,4 +224,14 @@ class simulated_engine {
     std::array<sequence*, max_requests> slots_{};
 };
 
+template <class Call>
+void simulated_engine::refused(up::status_code code, std::int32_t request, Call call) {
+    const std::vector<std::byte> before = owner_.snapshot();
+    const up::status came = call();
+    if (came.code != code || came.request != request || !owner_.is(before)) {
+        throw std::logic_error("an injected failure came back as: " + text(came));
+    }
+    ++done["failure"];
+}
+
 } // namespace ledger_test
