@@ -8,6 +8,7 @@
 #include <uniprefill/comm/reduction.hpp>
 #include <uniprefill/core/backend.hpp>
 #include <uniprefill/core/batch.hpp>
+#include <uniprefill/core/block_lists.hpp>
 #include <uniprefill/core/config.hpp>
 #include <uniprefill/core/element.hpp>
 #include <uniprefill/core/extent.hpp>
@@ -43,6 +44,7 @@
 #include <uniprefill/propagate/lineage.hpp>
 #include <uniprefill/propagate/policy.hpp>
 #include <uniprefill/propagate/row_map.hpp>
+#include <uniprefill/select/block_lister.hpp>
 #include <uniprefill/select/ranked_blocks.hpp>
 #include <uniprefill/select/rule.hpp>
 #include <uniprefill/select/selector.hpp>

@@ -248,6 +248,30 @@ struct request {
     std::vector<std::uint16_t> k16, v16;
     std::vector<std::int64_t> slots;
     bool bf16_cache = false;
+    std::vector<std::int64_t> list_offsets; // empty: no lists
+    std::vector<std::int32_t> listed;
+    int first_key = 0, block_keys = 0, list_window = 0;
+
+    bool reads(int head, int distance, std::int64_t key) const {
+        if (distance < 0 || (window > 0 && distance >= window)) return false;
+        if (list_offsets.empty() || key < first_key) return true;
+        const auto block = static_cast<std::int32_t>((key - first_key) / block_keys);
+        const auto* begin = listed.data() + list_offsets[size(head)];
+        return std::find(begin, listed.data() + list_offsets[size(head + 1)], block) !=
+                   listed.data() + list_offsets[size(head + 1)] ||
+               block_is_near(block, key_positions[size(key)] + distance);
+    }
+    // Whether any key of a block is inside the window of a query.
+    bool block_is_near(int block, int query_position) const {
+        for (std::int64_t i = first_key + std::int64_t{block} * block_keys;
+             i < std::min<std::int64_t>(first_key + (std::int64_t{block} + 1) * block_keys,
+                                        static_cast<std::int64_t>(key_positions.size()));
+             ++i) {
+            const int distance = query_position - key_positions[size(i)];
+            if (distance >= 0 && distance < list_window) return true;
+        }
+        return false;
+    }
 
     attention_call call(std::vector<float>& out) const {
         attention_call c;
@@ -265,6 +289,9 @@ struct request {
         c.key_positions = key_positions.data();
         c.keys = view(k, k16);
         c.values = view(v, v16);
+        if (!list_offsets.empty()) {
+            c.lists = {list_offsets.data(), listed.data(), first_key, block_keys, list_window};
+        }
         out.assign(query_positions.size() * size(query_heads * dim), -7.0f);
         c.out = out.data();
         c.out_row_stride = query_heads * dim;
@@ -340,7 +367,7 @@ std::vector<double> plain_attention(const request& r) {
             for (std::size_t i = 0; i < weight.size(); ++i) {
                 const int distance = r.query_positions[q] - r.key_positions[i];
                 weight[i] = -INFINITY;
-                if (distance < 0 || (r.window > 0 && distance >= r.window)) continue;
+                if (!r.reads(h, distance, static_cast<std::int64_t>(i))) continue;
                 weight[i] = 0;
                 for (int c = 0; c < r.dim; ++c) {
                     const auto at = static_cast<std::int64_t>(q) * r.query_stride() + h * (r.dim + 1) + c;
@@ -364,6 +391,24 @@ std::vector<double> plain_attention(const request& r) {
         }
     }
     return out;
+}
+
+// Lists of their own for each head: about `share` of the blocks, none for the first head.
+request with_lists(request r, int first_key, int block_keys, int list_window, double share, unsigned seed) {
+    std::mt19937 bits(seed);
+    std::uniform_real_distribution<double> chance(0, 1);
+    r.first_key = first_key;
+    r.block_keys = block_keys;
+    r.list_window = list_window;
+    r.list_offsets.push_back(0);
+    for (int head = 0; head < r.query_heads; ++head) {
+        for (int block = 0; first_key + block * block_keys < static_cast<int>(r.key_positions.size());
+             ++block) {
+            if (head > 0 && chance(bits) < share) r.listed.push_back(block);
+        }
+        r.list_offsets.push_back(static_cast<std::int64_t>(r.listed.size()));
+    }
+    return r;
 }
 
 double largest_difference(const std::vector<float>& a, const std::vector<double>& b) {
@@ -393,7 +438,60 @@ std::vector<request> requests() {
         all.push_back(
             random_request(2, 1, 32, length, 1, 1, 0, false, false, 1200 + static_cast<unsigned>(length)));
     }
+    const auto listed = [&](int first_key, int block_keys, int list_window, double share, bool paged,
+                            int window, double held) {
+        const auto seed = static_cast<unsigned>(1500 + all.size());
+        all.push_back(with_lists(random_request(9, 3, 64, 700, held, 0.6, window, false, paged, seed),
+                                 first_key, block_keys, list_window, share, seed));
+    };
+    listed(0, 64, 256, 0.2, false, 0, 1);
+    listed(0, 64, 0, 0.2, true, 0, 1);
+    listed(0, 64, 100, 0.1, false, 0, 0.5);
+    listed(0, 32, 70, 0.5, true, 0, 0.8);
+    listed(0, 9, 33, 0.3, false, 0, 1);
+    listed(200, 64, 128, 0.2, true, 0, 1);
+    listed(37, 64, 1, 0.5, false, 0, 0.7);
+    listed(100, 256, 64, 0.3, false, 0, 1);
+    listed(11, 16, 40, 0.2, false, 150, 0.9);
+    listed(700, 64, 40, 0.2, false, 0, 1); // no block: all keys are context
+    listed(0, 64, 64, 0, true, 0, 1);
+    listed(0, 64, 64, 1, false, 0, 1);
     return all;
+}
+
+TEST_CASE("attention pairs are counted", "[engine][cpu][attention]") {
+    for (const request& r : requests()) {
+        std::vector<float> out;
+        std::int64_t pairs = 0;
+        for (int head = 0; head < r.query_heads; ++head) {
+            for (const std::int32_t query : r.query_positions) {
+                for (std::size_t i = 0; i < r.key_positions.size(); ++i) {
+                    pairs += r.reads(head, query - r.key_positions[i], static_cast<std::int64_t>(i)) ? 1 : 0;
+                }
+            }
+        }
+        CHECK(attention_pairs(r.call(out)) == pairs);
+    }
+}
+
+TEST_CASE("lists of every block give the bits of none", "[engine][cpu][attention]") {
+    scratch memory;
+    const request dense = random_request(4, 2, 64, 500, 0.8, 0.7, 0, false, false, 44);
+    const request full = with_lists(dense, 0, 64, 0, 2, 45); // but for the first head, which has none
+    for (const arithmetic kind : arithmetics()) {
+        std::vector<float> a, b;
+        attention_call call = dense.call(a);
+        call.kind = kind;
+        attend(call, memory);
+        call = full.call(b);
+        call.kind = kind;
+        attend(call, memory);
+        for (std::size_t i = 0; i < dense.query_positions.size(); ++i) {
+            const auto at = static_cast<std::int64_t>(i) * 4 * 64;
+            CHECK(same_bits(a.data() + at + 64, b.data() + at + 64, 3 * 64));
+            CHECK(std::all_of(b.data() + at, b.data() + at + 64, [](float x) { return x == 0.0f; }));
+        }
+    }
 }
 
 TEST_CASE("attention agrees with double precision in every arithmetic", "[engine][cpu][attention]") {
@@ -528,6 +626,19 @@ TEST_CASE("wrong attention arguments are named before anything is written", "[en
     }();
     refuses("query_positions", [&](attention_call& c) { c.query_positions = descending.data(); });
     refuses("key_positions", [&](attention_call& c) { c.key_positions = descending.data(); });
+    const request listed = with_lists(r, 0, 8, 4, 0.5, 10);
+    const auto refuses_lists = [&](const char* argument, auto change) {
+        refuses(argument, [&](attention_call& c) {
+            c.lists = listed.call(out).lists;
+            change(c.lists);
+        });
+    };
+    refuses_lists("lists.block_keys", [](key_lists& l) { l.block_keys = 0; });
+    refuses_lists("lists.window", [](key_lists& l) { l.window = -1; });
+    refuses_lists("lists.first_key", [](key_lists& l) { l.first_key = 21; });
+    refuses_lists("lists.blocks", [](key_lists& l) { l.first_key = 13; }); // fewer blocks than are listed
+    const std::vector<std::int32_t> twice(listed.listed.size(), 0);
+    refuses_lists("lists.blocks", [&](key_lists& l) { l.blocks = twice.data(); });
     attention_call none = r.call(out);
     none.query_rows = 0;
     attend(none, memory);

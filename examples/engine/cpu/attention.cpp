@@ -35,6 +35,28 @@ void check_positions(const char* argument, const std::int32_t* positions, std::i
     }
 }
 
+void check_lists(const attention_call& call) {
+    const key_lists& lists = call.lists;
+    if (lists.block_keys < 1)
+        throw error("lists.block_keys", "at least 1", std::to_string(lists.block_keys));
+    if (lists.window < 0) throw error("lists.window", "0 or more", std::to_string(lists.window));
+    if (lists.first_key < 0 || lists.first_key > call.key_rows) {
+        throw error("lists.first_key", "0 to key_rows", std::to_string(lists.first_key));
+    }
+    const std::int64_t blocks = divide_up(call.key_rows - lists.first_key, lists.block_keys);
+    for (int head = 0; head < call.query_heads; ++head) {
+        std::int64_t before = -1;
+        for (std::int64_t i = lists.offsets[head]; i < lists.offsets[head + 1]; ++i) {
+            if (lists.blocks[i] <= before || lists.blocks[i] >= blocks) {
+                throw error("lists.blocks",
+                            "ascending numbers below " + std::to_string(blocks) + " for each head",
+                            std::to_string(lists.blocks[i]) + " of head " + std::to_string(head));
+            }
+            before = lists.blocks[i];
+        }
+    }
+}
+
 void check(const attention_call& call) {
     if (call.kv_heads < 1) throw error("kv_heads", "at least 1", std::to_string(call.kv_heads));
     if (call.query_heads < 1 || call.query_heads % call.kv_heads != 0) {
@@ -48,6 +70,7 @@ void check(const attention_call& call) {
     if (call.key_rows < 0) throw error("key_rows", "0 or more", std::to_string(call.key_rows));
     check_positions("query_positions", call.query_positions, call.query_rows);
     check_positions("key_positions", call.key_positions, call.key_rows);
+    if (call.lists.offsets != nullptr) check_lists(call);
 }
 
 // One row of a KV store as fp32.
@@ -76,10 +99,16 @@ void read_row(const kv_rows& source, std::int64_t row, int head, int dim, float*
     }
 }
 
+// Keys [from, to).
+struct key_range {
+    std::int64_t from, to;
+};
+
 // What a call comes to, once its sizes are known.
 struct plan {
     const attention_kernel* kernel;
-    int group;       // query heads that share a KV head
+    int group;       // query heads that share the rows of a query tile: all of a KV head, or one with lists
+    int units;       // such groups of a KV head
     int dim;         // padded
     int tile_blocks; // row blocks of a query tile
     std::int64_t tile_queries, tile_rows, query_tiles;
@@ -90,7 +119,9 @@ struct plan {
 // What each thread works in.
 struct thread_memory {
     float *rows, *maximum, *sum, *out;
-    std::int64_t *from, *to;
+    std::int64_t *from, *to; // by row: the keys that it sees,
+    std::int64_t *piece_from, *piece_to; // and a piece of those that it reads
+    key_range* pieces;                   // those of a tile that all rows read
     std::byte* queries;
 
     static std::size_t carve(const plan& p, std::byte* base, thread_memory& to_fill) {
@@ -104,15 +135,19 @@ struct thread_memory {
         to_fill.out = from.take<float>(rows * dim);
         to_fill.from = from.take<std::int64_t>(rows);
         to_fill.to = from.take<std::int64_t>(rows);
+        to_fill.piece_from = from.take<std::int64_t>(rows);
+        to_fill.piece_to = from.take<std::int64_t>(rows);
+        to_fill.pieces = from.take<key_range>(static_cast<std::size_t>(p.kernel->keys_per_tile));
         to_fill.queries = from.take<std::byte>(static_cast<std::size_t>(p.tile_blocks) *
                                                p.kernel->query_block_bytes(p.dim));
         return from.used();
     }
 };
 
-// What they share: by query the keys it sees, and the packed tiles of the heads at work.
+// What they share: by query the keys it sees, with lists the first of its window's blocks, and the packed
+// tiles of the heads at work.
 struct shared_memory {
-    std::int64_t *from, *to;
+    std::int64_t *from, *to, *window;
     std::byte *keys, *values;
 
     static std::size_t carve(const attention_call& call, const plan& p, std::byte* base,
@@ -121,6 +156,7 @@ struct shared_memory {
         carver from(base);
         to_fill.from = from.take<std::int64_t>(static_cast<std::size_t>(call.query_rows));
         to_fill.to = from.take<std::int64_t>(static_cast<std::size_t>(call.query_rows));
+        to_fill.window = from.take<std::int64_t>(static_cast<std::size_t>(call.query_rows));
         to_fill.keys = from.take<std::byte>(tiles * p.kernel->key_tile_bytes(p.dim));
         to_fill.values = from.take<std::byte>(tiles * p.kernel->value_tile_bytes(p.dim));
         return from.used();
@@ -136,10 +172,24 @@ void find_visible(const attention_call& call, std::int64_t q, std::int64_t& from
     from = call.window == 0 ? 0 : std::lower_bound(begin, begin + to, position - call.window + 1) - begin;
 }
 
+// With which key the blocks begin that query `q` reads whether they are listed or not: keys from `to` on it
+// doesn't see.
+std::int64_t find_window(const attention_call& call, std::int64_t q, std::int64_t to) {
+    const key_lists& lists = call.lists;
+    if (lists.window == 0) return to;
+    const std::int64_t position = call.query_positions[q];
+    const std::int64_t first =
+        std::lower_bound(call.key_positions, call.key_positions + to, position - lists.window + 1) -
+        call.key_positions;
+    if (first <= lists.first_key) return lists.first_key;
+    return first - (first - lists.first_key) % lists.block_keys;
+}
+
 plan make_plan(const attention_call& call, const attention_kernel& kernel) {
     plan p{};
     p.kernel = &kernel;
-    p.group = call.query_heads / call.kv_heads;
+    p.units = call.lists.offsets == nullptr ? 1 : call.query_heads / call.kv_heads;
+    p.group = call.query_heads / call.kv_heads / p.units;
     p.dim = static_cast<int>(divide_up(call.head_dim, kernel.dim_multiple)) * kernel.dim_multiple;
     p.tile_queries = std::min(std::max<std::int64_t>(1, target_rows / p.group), call.query_rows);
     p.tile_blocks = static_cast<int>(divide_up(p.tile_queries * p.group, kernel.rows_per_block));
@@ -174,10 +224,86 @@ void pack_tile(const attention_call& call, const plan& p, int head, std::int64_t
     p.kernel->pack_values(rows, p.dim, values);
 }
 
-// Query tile `tile` of KV head `head`: rows are (query, head of the group), queries first, so that those
-// which see a tile of keys are neighbours.
+// The keys of [first, last) that a head reads wherever they are seen: those before the first block, and
+// listed blocks, neighbours as one piece.
+int find_pieces(const key_lists& lists, int head, std::int64_t first, std::int64_t last, key_range* pieces) {
+    int count = 0;
+    const auto add = [&](std::int64_t from, std::int64_t to) {
+        from = std::max(from, first);
+        to = std::min(to, last);
+        if (from >= to) return;
+        if (count > 0 && pieces[count - 1].to == from) {
+            pieces[count - 1].to = to;
+        } else {
+            pieces[count++] = {from, to};
+        }
+    };
+    add(0, lists.first_key);
+    const std::int32_t* const end = lists.blocks + lists.offsets[head + 1];
+    const auto block_of = [&](std::int64_t key) { return (key - lists.first_key) / lists.block_keys; };
+    const std::int64_t first_block = first > lists.first_key ? block_of(first) : 0;
+    for (const std::int32_t* block = std::lower_bound(lists.blocks + lists.offsets[head], end, first_block);
+         block != end; ++block) {
+        const std::int64_t from = lists.first_key + std::int64_t{*block} * lists.block_keys;
+        if (from >= last) break;
+        add(from, from + lists.block_keys);
+    }
+    return count;
+}
+
+// How many of the keys [0, end) a head reads wherever they are seen.
+std::int64_t count_listed(const key_lists& lists, int head, std::int64_t end) {
+    if (end <= lists.first_key) return end;
+    const std::int64_t block = (end - lists.first_key) / lists.block_keys;
+    const std::int32_t* const first = lists.blocks + lists.offsets[head];
+    const std::int32_t* const last = lists.blocks + lists.offsets[head + 1];
+    const std::int32_t* const at = std::lower_bound(first, last, block);
+    const std::int64_t rest = at != last && *at == block ? (end - lists.first_key) % lists.block_keys : 0;
+    return lists.first_key + (at - first) * lists.block_keys + rest;
+}
+
+// The `index`th piece of what a row reads of a tile: the pieces that all rows read, and what its window has.
+key_range piece_of_row(const key_range* pieces, int count, std::int64_t window, std::int64_t last, int index) {
+    for (int i = 0, found = 0; i < count; ++i) {
+        if (pieces[i].to >= window) { // it reaches the window, which goes on to the end
+            return found == index ? key_range{std::min(pieces[i].from, window), last} : key_range{last, last};
+        }
+        if (found++ == index) return pieces[i];
+        if (i + 1 == count && found == index) return {std::min(window, last), last};
+    }
+    return count == 0 && index == 0 ? key_range{std::min(window, last), last} : key_range{last, last};
+}
+
+// One tile of keys against the rows of one head, as lists say: a call for each piece that a row reads.
+void attend_listed(const attention_call& call, const plan& p, const shared_memory& shared,
+                   const thread_memory& own, int head, std::int64_t first_query, std::int64_t rows,
+                   attention_tile& work) {
+    const std::int64_t first = work.first_key, last = first + p.kernel->keys_per_tile;
+    const int count = find_pieces(call.lists, head, first, last, own.pieces);
+    if (count == 0 && shared.window[first_query] >= last) return;
+    const std::int64_t padded_rows = std::int64_t{work.row_blocks} * p.kernel->rows_per_block;
+    for (int index = 0; index <= count; ++index) {
+        bool any = false;
+        for (std::int64_t row = 0; row < padded_rows; ++row) {
+            key_range piece{0, 0};
+            if (row < rows) {
+                const std::int64_t window = std::max(shared.window[first_query + row], first);
+                piece = piece_of_row(own.pieces, count, window, last, index);
+                piece.from = std::max(piece.from, own.from[row]);
+                piece.to = std::min(piece.to, own.to[row]);
+            }
+            own.piece_from[row] = piece.from;
+            own.piece_to[row] = std::max(piece.from, piece.to);
+            any = any || piece.from < piece.to;
+        }
+        if (any) p.kernel->attend(work);
+    }
+}
+
+// Query tile `tile` of unit `unit`: rows are (query, head of the unit), queries first, so that those which see
+// a tile of keys are neighbours.
 void attend_queries(const attention_call& call, const plan& p, const shared_memory& shared,
-                    const thread_memory& own, int head, std::int64_t tile, const std::byte* keys,
+                    const thread_memory& own, int unit, std::int64_t tile, const std::byte* keys,
                     const std::byte* values) {
     const attention_kernel& kernel = *p.kernel;
     const std::int64_t first_query = tile * p.tile_queries;
@@ -186,7 +312,8 @@ void attend_queries(const attention_call& call, const plan& p, const shared_memo
     const int blocks = static_cast<int>(divide_up(rows, kernel.rows_per_block));
     const std::int64_t padded_rows = static_cast<std::int64_t>(blocks) * kernel.rows_per_block;
     const auto query_of = [&](std::int64_t row) { return first_query + row / p.group; };
-    const auto head_of = [&](std::int64_t row) { return head * p.group + row % p.group; };
+    const auto head_of = [&](std::int64_t row) { return unit * p.group + row % p.group; };
+    const bool listed = call.lists.offsets != nullptr;
 
     std::fill_n(own.maximum, padded_rows, -std::numeric_limits<float>::infinity());
     std::fill_n(own.sum, padded_rows * kernel.sum_parts, 0.0f);
@@ -221,12 +348,16 @@ void attend_queries(const attention_call& call, const plan& p, const shared_memo
         work.keys = keys + packed * kernel.key_tile_bytes(p.dim);
         work.values = values + packed * kernel.value_tile_bytes(p.dim);
         work.first_key = key_tile * kernel.keys_per_tile;
-        work.from = own.from;
-        work.to = own.to;
+        work.from = listed ? own.piece_from : own.from;
+        work.to = listed ? own.piece_to : own.to;
         work.maximum = own.maximum;
         work.sum = own.sum;
         work.out = own.out;
-        kernel.attend(work);
+        if (listed) {
+            attend_listed(call, p, shared, own, unit, first_query, rows, work);
+        } else {
+            kernel.attend(work);
+        }
     }
 
     for (std::int64_t row = 0; row < rows; ++row) {
@@ -235,7 +366,7 @@ void attend_queries(const attention_call& call, const plan& p, const shared_memo
         for (int i = 0; i < kernel.sum_parts; ++i) {
             sum += own.sum[row * kernel.sum_parts + i];
         }
-        const float factor = own.from[row] < own.to[row] ? 1.0f / sum : 0.0f;
+        const float factor = sum == 0 ? 0.0f : 1.0f / sum; // 0: it reads no key
         for (int c = 0; c < call.head_dim; ++c) {
             to_row[c] = own.out[row * p.dim + c] * factor;
         }
@@ -254,6 +385,7 @@ void attend_with(const attention_call& call, scratch& memory, const attention_ke
     shared_memory::carve(call, p, base, shared);
     for (std::int64_t q = 0; q < call.query_rows; ++q) {
         find_visible(call, q, shared.from[q], shared.to[q]);
+        shared.window[q] = find_window(call, q, shared.to[q]);
     }
     const std::size_t key_bytes = kernel.key_tile_bytes(p.dim), value_bytes = kernel.value_tile_bytes(p.dim);
     const auto keys_of = [&](std::int64_t head) {
@@ -277,10 +409,11 @@ void attend_with(const attention_call& call, scratch& memory, const attention_ke
             }
             // The last tiles see the most keys: they go first, so that the threads end together.
 #pragma omp for schedule(dynamic, 1)
-            for (std::int64_t item = 0; item < heads * p.query_tiles; ++item) {
-                const std::int64_t head = item % heads, tile = p.query_tiles - 1 - item / heads;
-                attend_queries(call, p, shared, own, first_head + static_cast<int>(head), tile, keys_of(head),
-                               values_of(head));
+            for (std::int64_t item = 0; item < heads * p.units * p.query_tiles; ++item) {
+                const std::int64_t unit = item % (heads * p.units), head = unit / p.units;
+                const std::int64_t tile = p.query_tiles - 1 - item / (heads * p.units);
+                attend_queries(call, p, shared, own, first_head * p.units + static_cast<int>(unit), tile,
+                               keys_of(head), values_of(head));
             }
         }
     }
@@ -297,6 +430,25 @@ void attend(const attention_call& call, scratch& memory) {
 
 void attend_fp32(const attention_call& call, scratch& memory, simd_level level) {
     attend_with(call, memory, attention_for(level));
+}
+
+std::int64_t attention_pairs(const attention_call& call) {
+    check(call);
+    const bool listed = call.lists.offsets != nullptr;
+    std::int64_t pairs = 0;
+    for (std::int64_t q = 0; q < call.query_rows; ++q) {
+        std::int64_t from = 0, to = 0;
+        find_visible(call, q, from, to);
+        if (!listed) {
+            pairs += (to - from) * call.query_heads;
+            continue;
+        }
+        const std::int64_t window = std::max(from, std::min(to, find_window(call, q, to)));
+        for (int head = 0; head < call.query_heads; ++head) {
+            pairs += to - window + count_listed(call.lists, head, window) - count_listed(call.lists, head, from);
+        }
+    }
+    return pairs;
 }
 
 } // namespace engine::cpu

@@ -21,6 +21,17 @@ struct kv_rows {
     const std::int64_t* slots = nullptr; ///< [key_rows], for paged stores; may be null
 };
 
+/// The blocks of keys that each query head reads (uniprefill::block_lists, of one segment). A query reads
+/// what it sees of the keys before `first_key`, of listed blocks, and of blocks from the first on that has a
+/// key inside its window of `window` positions.
+struct key_lists {
+    const std::int64_t* offsets = nullptr; ///< [query_heads + 1] in `blocks`; null: all keys are read
+    const std::int32_t* blocks = nullptr;  ///< ascending for each head
+    std::int64_t first_key = 0;            ///< with which block 0 begins
+    int block_keys = 0;
+    int window = 0; ///< 0: none, listed blocks alone
+};
+
 /// Attention of one request's query rows over its keys. All strides count elements.
 struct attention_call {
     int query_heads = 0; ///< a multiple of kv_heads; query head h reads KV head h / (query_heads / kv_heads)
@@ -39,6 +50,7 @@ struct attention_call {
     const std::int32_t* key_positions = nullptr; ///< [key_rows], not descending; may have gaps
     kv_rows keys;
     kv_rows values;
+    key_lists lists; ///< which of the keys that a query sees it reads
 
     float* out = nullptr; ///< must not overlap any input
     std::int64_t out_row_stride = 0;
@@ -52,7 +64,7 @@ struct attention_call {
 /// by position, never by row number; one that sees no key gets zeros. Prefill, chunks over cached keys, kept
 /// queries only and decode (one row) are all this one function.
 ///
-/// Tiles that no query of a row tile sees are neither packed nor computed. Memory: `memory` grows to a packed
+/// Tiles that no query of a row tile reads aren't computed, those that none sees aren't even packed. Memory: `memory` grows to a packed
 /// copy of as many KV heads as fit in 256 MiB (at least one) and about half a MiB a thread; no query-by-key
 /// matrix. Determinism: a query row's bits depend on that row, its position and the keys alone, not on the
 /// other query rows, the number of threads or other heads. This assumes finite values: a NaN or infinity
@@ -63,5 +75,8 @@ void attend(const attention_call& call, scratch& memory);
 
 /// The same with fp32 kernels of a given instruction set, for tests and comparison.
 void attend_fp32(const attention_call& call, scratch& memory, simd_level level);
+
+/// (query, key) pairs that a call scores, over all query heads. Throws as attend() does.
+std::int64_t attention_pairs(const attention_call& call);
 
 } // namespace engine::cpu

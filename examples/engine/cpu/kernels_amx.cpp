@@ -236,19 +236,21 @@ void attend(const attention_tile& tile) {
     for (int block = 0; block < tile.row_blocks; ++block) {
         const std::int64_t row = static_cast<std::int64_t>(block) * block_rows;
         int from[block_rows], to[block_rows];
-        int first_active = block_rows, last_active = -1;
+        int first_active = block_rows, last_active = -1, first_key = tile_keys, last_key = 0;
         for (int r = 0; r < block_rows; ++r) {
             from[r] = within_tile(tile.from[row + r] - tile.first_key);
             to[r] = within_tile(tile.to[row + r] - tile.first_key);
             if (from[r] < to[r]) {
                 first_active = r < first_active ? r : first_active;
                 last_active = r;
+                first_key = from[r] < first_key ? from[r] : first_key;
+                last_key = to[r] > last_key ? to[r] : last_key;
             }
         }
         if (last_active < 0) continue;
         const std::byte* queries = static_cast<const std::byte*>(tile.queries) +
                                    static_cast<std::size_t>(block) * query_bytes * (split ? 2 : 1);
-        for (int column = 0; column < tile_keys; column += 32) {
+        for (int column = first_key / 32 * 32; column < last_key; column += 32) { // no row reads the others
             multiply<split>(queries, keys + strips_bytes<split>(column, dim), dim_tiles, scores + column,
                             tile_keys * sizeof(float));
         }

@@ -132,11 +132,18 @@ class prefill_step {
     [[nodiscard]] UNIPREFILL_HOST_API status enter(std::int32_t layer, const row_tensor* tensors,
                                                    std::int32_t count, stream queue = {}) noexcept;
 
+    /// Asks for masses by head: from here on decide() writes those of its layer, whether that selects or not,
+    /// with their fault words in masses(). For block lists (block_lister) and head policies. O(1).
+    /// @param per_head  [limits::num_heads, limits::max_blocks()]; null arrays: not wanted any more
+    UNIPREFILL_HOST_API void want_head_masses(const head_mass_view& per_head) noexcept {
+        per_head_ = per_head;
+    }
+
     /// Decides which of rows() go on. They stay alive until leave(), since keys of all of them still take
     /// part.
     ///
     /// A layer that doesn't select, or a step in which nothing may be dropped, answers with the identity and
-    /// does no work. On an error nothing has changed. O(observation rows * keys * heads * head_dim), and
+    /// does no work but for masses that want_head_masses() asked for. On an error nothing has changed. O(observation rows * keys * heads * head_dim), and
     /// O(rows
     /// + blocks log blocks) to select.
     /// @param q            queries after RoPE (and QK norm), [rows().num_rows, num_heads, head_dim]
@@ -170,6 +177,7 @@ class prefill_step {
     row_lineage<Backend> lineage_;
     selection decided_{};
     mass_view masses_{};
+    head_mass_view per_head_{};
     typename Policy::rule* rules_ = nullptr; // [max_requests]
     workspace scratch_{};                    ///< what is left of the caller's memory for each operation
 };

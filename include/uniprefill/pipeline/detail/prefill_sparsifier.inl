@@ -128,23 +128,26 @@ status prefill_step<Policy, Backend>::decide(std::int32_t layer, const head_rows
         return failure(status_code::wrong_state, "decide", "begin() before", layer).at_layer(layer);
     }
     const std::int32_t index = detail::find_layer(made_by_->options(), layer);
-    if (index < 0 || !may_drop(batch)) {
-        out = selection::keep_all(batch.num_requests, batch.num_segments, batch.num_rows, Backend::space);
+    const bool selects = index >= 0 && may_drop(batch);
+    const selection all =
+        selection::keep_all(batch.num_requests, batch.num_segments, batch.num_rows, Backend::space);
+    if (!selects && per_head_.free == nullptr) {
+        out = all;
         return success();
     }
     batch.cached_lens = cached_lens;
-    const auto& selecting = made_by_->options().layers[index];
-    for (std::int32_t r = 0; r < batch.num_requests; ++r) {
-        rules_[r] = selecting.per_request != nullptr ? selecting.per_request[r] : selecting.rule;
-    }
 
     const metrics_observer& observer = made_by_->options().observer;
     detail::stage_clock clock(observer.on_stage_times != nullptr);
     const importance_estimator<typename Policy::estimator, Backend> estimator(bounds);
     if (const status done =
-            estimator.run(q, keys, attention, batch, masses_, head_mass_view{}, scratch_, queue);
+            estimator.run(q, keys, attention, batch, masses_, per_head_, scratch_, queue);
         !done.ok()) {
         return done.at_layer(layer);
+    }
+    if (!selects) {
+        out = all;
+        return success();
     }
     // The estimator writes what this step uses; ranks reduce the whole buffer, whose size they agree on.
     const std::int64_t used = used_blocks(batch, bounds.block_rows);
@@ -157,6 +160,10 @@ status prefill_step<Policy, Backend>::decide(std::int32_t layer, const head_rows
         return done.at_layer(layer);
     }
     const double estimate_s = clock.lap();
+    const auto& selecting = made_by_->options().layers[index];
+    for (std::int32_t r = 0; r < batch.num_requests; ++r) {
+        rules_[r] = selecting.per_request != nullptr ? selecting.per_request[r] : selecting.rule;
+    }
     const block_selector<typename Policy::rule, Backend> selector(bounds);
     if (const status done = selector.run(masses_, batch, rules_, decided_, scratch_, queue); !done.ok()) {
         return done.at_layer(layer);

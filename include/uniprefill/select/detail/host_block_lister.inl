@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+#pragma once
+
+#include <uniprefill/core/detail/row_search.hpp>
+#include <uniprefill/select/detail/rank.hpp>
+
+#include <algorithm>
+
+UNIPREFILL_BEGIN_NAMESPACE
+
+namespace detail {
+
+/// Arrays for the list that is being made.
+struct list_scratch {
+    rank_scratch ranks;
+    std::int64_t* free = nullptr;   // [blocks] masses of a KV head's query heads together
+    std::int64_t* forced = nullptr; // [blocks]
+
+    [[nodiscard]] static UNIPREFILL_HOST_API list_scratch carve(workspace& memory,
+                                                                std::int64_t blocks) noexcept {
+        list_scratch made;
+        made.ranks = rank_scratch::carve(memory, blocks);
+        made.free = memory.take<std::int64_t>(blocks);
+        made.forced = memory.take<std::int64_t>(blocks);
+        return made;
+    }
+};
+
+/// The lists of one segment.
+template <class Rule>
+class segment_lists {
+  public:
+    UNIPREFILL_HOST_API segment_lists(const batch_view& batch, std::int32_t segment, std::int32_t block_rows,
+                                      const list_options<Rule>& options, const list_scratch& scratch) noexcept
+        : options_(options)
+        , scratch_(scratch)
+        , block_rows_(block_rows) {
+        const std::int32_t begin = batch.segment_begin(segment);
+        const std::int32_t end = batch.segment_end(segment);
+        count_ = num_blocks(end - begin, block_rows);
+        offset_ = block_offset(segment, begin, block_rows);
+        const std::int32_t sinks = first_row_at(batch.positions, begin, end, options.sink) - begin;
+        sink_blocks_ = num_blocks(sinks, block_rows);
+        for (std::int32_t b = 0; b < count_; ++b) {
+            const std::int32_t first = begin + b * block_rows;
+            const std::int32_t last = end - first > block_rows ? first + block_rows : end;
+            std::int32_t free_rows = 0;
+            for (std::int32_t row = first; row < last; ++row) {
+                free_rows += is_forced_row(batch, segment, row) ? 0 : 1;
+            }
+            scratch_.ranks.free_rows[b] = free_rows;
+        }
+    }
+
+    [[nodiscard]] UNIPREFILL_HOST_API std::int64_t offset() const noexcept { return offset_; }
+
+    /// @param masses of the segment's blocks, null: they can't be trusted
+    /// @return how many blocks were written to @p out
+    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t list(const std::int64_t* free, const std::int64_t* forced,
+                                                        std::int32_t* out) const noexcept {
+        ranked_blocks ranked;
+        if (free == nullptr ||
+            !rank_blocks({free, forced, options_.rule.scope}, count_, options_.rule.ties, scratch_.ranks,
+                         ranked) ||
+            ranked.total == 0) {
+            for (std::int32_t b = 0; b < count_; ++b) {
+                out[b] = b;
+            }
+            return count_;
+        }
+        std::int32_t listed = 0;
+        for (; listed < sink_blocks_; ++listed) {
+            out[listed] = listed;
+        }
+        const std::int32_t chosen = blocks_to_list(ranked);
+        for (std::int32_t k = 0; k < chosen; ++k) {
+            const std::int32_t block = scratch_.ranks.order[k];
+            if (block >= sink_blocks_) {
+                out[listed++] = block;
+            }
+        }
+        std::sort(out + sink_blocks_, out + listed);
+        return listed;
+    }
+
+    /// The same for the query heads [@p first, @p first + @p group) together.
+    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t list_group(const head_mass_view& masses,
+                                                              std::int32_t first, std::int32_t group,
+                                                              std::int32_t* out) const noexcept {
+        for (std::int32_t b = 0; b < count_; ++b) {
+            std::int64_t sums[2] = {0, 0};
+            for (std::int32_t head = first; head < first + group; ++head) {
+                const std::int64_t at = head * masses.head_stride + offset_ + b;
+                const std::int64_t own[2] = {masses.free[at], masses.forced[at]};
+                for (std::int32_t kind = 0; kind < 2; ++kind) {
+                    if (own[kind] < 0 || own[kind] > INT64_MAX - sums[kind]) {
+                        return list(nullptr, nullptr, out);
+                    }
+                    sums[kind] += own[kind];
+                }
+            }
+            scratch_.free[b] = sums[0];
+            scratch_.forced[b] = sums[1];
+        }
+        return list(scratch_.free, scratch_.forced, out);
+    }
+
+  private:
+    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t blocks_to_list(const ranked_blocks& ranked) const noexcept {
+        const Rule& rule = options_.rule;
+        if (rule.exact_rows() > 0) {
+            return std::min(num_blocks(rule.exact_rows(), block_rows_), ranked.count);
+        }
+        const std::int32_t least = num_blocks(rule.min_kept_rows, block_rows_);
+        const std::int32_t most = std::max(rule.max_kept_rows / block_rows_, least);
+        const std::int32_t wanted = std::min(std::max(rule.keep_count(ranked), least), most);
+        return std::min(std::max(wanted, 0), ranked.count);
+    }
+
+    const list_options<Rule>& options_;
+    const list_scratch& scratch_;
+    std::int64_t offset_ = 0; ///< of the first block, among those of all segments
+    std::int32_t block_rows_;
+    std::int32_t count_ = 0;
+    std::int32_t sink_blocks_ = 0;
+};
+
+[[nodiscard]] inline UNIPREFILL_HOST_API status check_lists(const block_lists& out, const limits& bounds,
+                                                            memory_space space) noexcept {
+    if (out.space != space) {
+        return failure(status_code::not_supported, "out.space",
+                       space == memory_space::host ? "host memory" : "device memory",
+                       static_cast<std::int32_t>(out.space));
+    }
+    if (out.block_rows != bounds.block_rows) {
+        return failure(status_code::invalid_argument, "out.block_rows",
+                       "lists carved with the lister's limits", out.block_rows);
+    }
+    if (out.num_heads != bounds.num_heads && out.num_heads != bounds.num_kv_heads) {
+        return failure(status_code::invalid_argument, "out.num_heads",
+                       "limits.num_heads or limits.num_kv_heads", out.num_heads);
+    }
+    if (out.capacity < block_lists::most_blocks(bounds, out.num_heads)) {
+        return failure(status_code::out_of_range, "out.capacity",
+                       "lists carved with limits as large as the lister's", out.capacity);
+    }
+    return out.offsets != nullptr && out.blocks != nullptr
+               ? success()
+               : failure(status_code::invalid_argument, "out",
+                         "lists made by block_lists::carve on enough memory", 0);
+}
+
+[[nodiscard]] inline UNIPREFILL_HOST_API status check_head_masses(const head_mass_view& masses,
+                                                                  const limits& bounds,
+                                                                  std::int64_t blocks) noexcept {
+    if (masses.free == nullptr || masses.forced == nullptr) {
+        return failure(status_code::invalid_argument,
+                       masses.free == nullptr ? "per_head.free" : "per_head.forced",
+                       "an array, not a null pointer", 0);
+    }
+    if (masses.num_heads != bounds.num_heads) {
+        return failure(status_code::invalid_argument, "per_head.num_heads", "limits.num_heads",
+                       masses.num_heads);
+    }
+    return masses.head_stride >= blocks ? success()
+                                        : failure(status_code::out_of_range, "per_head.head_stride",
+                                                  "the blocks of all segments", masses.head_stride);
+}
+
+} // namespace detail
+
+template <class Rule>
+UNIPREFILL_HOST_API std::size_t block_lister<Rule, backend::host>::workspace_bytes() const noexcept {
+    if (!validate(bounds_).ok()) {
+        return 0;
+    }
+    workspace counting;
+    static_cast<void>(
+        detail::list_scratch::carve(counting, num_blocks(bounds_.max_rows, bounds_.block_rows)));
+    return counting.bytes_used();
+}
+
+template <class Rule>
+UNIPREFILL_HOST_API status block_lister<Rule, backend::host>::run(
+    const head_mass_view& per_head, const std::int64_t* faults, const batch_view& batch,
+    const list_options<Rule>& options, block_lists& out, workspace memory, host_stream) const noexcept {
+    UNIPREFILL_TRY(validate(bounds_));
+    UNIPREFILL_TRY(validate(batch, bounds_));
+    UNIPREFILL_TRY(validate(options));
+    UNIPREFILL_TRY(detail::check_lists(out, bounds_, memory_space::host));
+    if (batch.num_segments > 0) {
+        UNIPREFILL_TRY(detail::check_head_masses(per_head, bounds_, used_blocks(batch, bounds_.block_rows)));
+        if (faults == nullptr) {
+            return failure(status_code::invalid_argument, "faults", "an array, not a null pointer", 0);
+        }
+    }
+    UNIPREFILL_TRY(memory.check(workspace_bytes()));
+
+    workspace pieces(memory.data(), memory.bytes());
+    const auto scratch =
+        detail::list_scratch::carve(pieces, num_blocks(bounds_.max_rows, bounds_.block_rows));
+    const std::int32_t group = bounds_.num_heads / out.num_heads;
+    out.window = options.window;
+    out.num_segments = batch.num_segments;
+    out.offsets[0] = 0;
+    std::int64_t next = 0;
+    std::int64_t* offset = out.offsets + 1;
+    for (std::int32_t s = 0; s < batch.num_segments; ++s) {
+        const detail::segment_lists<Rule> lists(batch, s, bounds_.block_rows, options, scratch);
+        for (std::int32_t head = 0; head < out.num_heads; ++head) {
+            std::int32_t* const to = out.blocks + next;
+            if (faults[s] != 0) {
+                next += lists.list(nullptr, nullptr, to);
+            } else if (group == 1) {
+                const std::int64_t at = head * per_head.head_stride + lists.offset();
+                next += lists.list(per_head.free + at, per_head.forced + at, to);
+            } else {
+                next += lists.list_group(per_head, head * group, group, to);
+            }
+            *offset++ = next;
+        }
+    }
+    return success();
+}
+
+UNIPREFILL_END_NAMESPACE
