@@ -36,6 +36,7 @@ struct arguments {
     std::string commit;
     std::string tokenize; ///< a list of text files to turn into a stream, instead of measuring
     std::vector<std::string> policy_files;
+    bool chunks = false; ///< chunk_rules() instead of known_rules()
     engine::cpu::arithmetic kind = engine::cpu::arithmetic::automatic;
 };
 
@@ -57,6 +58,9 @@ arguments parse(int argc, char** argv) {
             made.tokenize = value;
         } else if (name == "--policy") {
             made.policy_files.push_back(value);
+        } else if (name == "--rules") {
+            if (value != "kinds" && value != "chunks") throw engine::error(name, "kinds or chunks", value);
+            made.chunks = value == "chunks";
         } else if (name == "--arithmetic") {
             using engine::cpu::arithmetic;
             bool known = false;
@@ -69,8 +73,8 @@ arguments parse(int argc, char** argv) {
             }
             if (!known) throw engine::error(name, "auto, fp32, bf16x3 or bf16", value);
         } else {
-            throw engine::error("argument", "--model --data --out --commit --policy --arithmetic --tokenize",
-                                name);
+            throw engine::error(
+                "argument", "--model --data --out --commit --rules --policy --arithmetic --tokenize", name);
         }
     }
     if (made.model.empty() || (made.data.empty() && made.tokenize.empty())) {
@@ -117,8 +121,9 @@ json measure(engine::loaded_model& model, const quality_bench::window& window,
     const std::vector<float> expected = answers(dense, window);
     json result{
         {"stream", window.stream}, {"window", window.index}, {"dense_nll_expected", window.dense_nll}};
+    result["dense_s"] = dense.prefill_seconds();
     for (const auto& rule : rules) {
-        engine::reader ours(model, rule.policy, prompt_tokens, fed_tokens);
+        engine::reader ours(model, rule.policy, prompt_tokens, fed_tokens, rule.reading);
         const std::vector<float> logits = answers(ours, window);
         const engine::quality q = engine::compare_logits(expected.data(), logits.data(), fed_tokens + 1,
                                                          model.config().vocab, window.fed);
@@ -132,6 +137,9 @@ json measure(engine::loaded_model& model, const quality_bench::window& window,
             {"lin", engine::share_of_rows(ours.layers(), prompt_tokens)},
             {"att", engine::share_of_pairs(ours.layers(), prompt_tokens)},
             {"estimator", engine::share_of_estimator_pairs(ours.layers(), prompt_tokens)},
+            {"held", engine::share_of_held_rows(ours.session(), 0)},
+            {"time", ours.prefill_seconds() / dense.prefill_seconds()},
+            {"decision_time", ours.decision_seconds() / dense.prefill_seconds()},
         };
     }
     return result;
@@ -145,26 +153,34 @@ double mean(const std::vector<double>& values) {
     return values.empty() ? 0 : sum / static_cast<double>(values.size());
 }
 
+double median(std::vector<double> values) {
+    if (values.empty()) return 0;
+    std::sort(values.begin(), values.end());
+    const std::size_t half = values.size() / 2;
+    return values.size() % 2 != 0 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
 json summarise(const json& windows, const quality_bench::rule& rule) {
     std::map<std::string, std::vector<double>> columns;
     for (const auto& window : windows) {
         const json& row = window["rules"][rule.name];
-        for (const char* name : {"kl_mean", "agree", "sure", "dnll", "lin", "att"}) {
-            if (row[name].is_number()) columns[name].push_back(row[name]);
+        for (const auto& [name, value] : row.items()) {
+            if (value.is_number()) columns[name].push_back(value);
         }
         columns[window["stream"]].push_back(row["kl_mean"]);
     }
-    std::vector<double> kl = columns["kl_mean"];
-    std::sort(kl.begin(), kl.end());
-    const std::size_t half = kl.size() / 2;
+    const std::vector<double>& kl = columns["kl_mean"];
     json summary{{"kl_mean", mean(kl)},
-                 {"kl_median", kl.size() % 2 != 0 ? kl[half] : (kl[half - 1] + kl[half]) / 2},
-                 {"kl_max", kl.back()}};
+                 {"kl_median", median(kl)},
+                 {"kl_max", *std::max_element(kl.begin(), kl.end())}};
     for (const char* name : {"essays", "code", "law"}) {
         summary[std::string("kl_") + name] = mean(columns[name]);
     }
-    for (const char* name : {"agree", "sure", "dnll", "lin", "att"}) {
-        summary[name] = mean(columns[name]);
+    for (const char* name : {"agree", "sure", "dnll", "lin", "att", "held"}) {
+        if (!columns[name].empty()) summary[name] = mean(columns[name]);
+    }
+    for (const char* name : {"time", "decision_time"}) { // of a machine that may have been busy otherwise
+        if (!columns[name].empty()) summary[name] = median(columns[name]);
     }
     if (rule.expected) {
         summary["expected"] = {
@@ -196,7 +212,7 @@ void run(const arguments& chosen) {
     const int threads = engine::usable_cores();
     engine::cpu::set_threads(threads);
     engine::loaded_model model(chosen.model, chosen.kind);
-    auto rules = quality_bench::known_rules();
+    auto rules = chosen.chunks ? quality_bench::chunk_rules() : quality_bench::known_rules();
     for (const std::string& path : chosen.policy_files) {
         const engine::policy policy = engine::load_policy(path);
         rules.push_back({policy.name.empty() ? path : policy.name, policy, std::nullopt});
