@@ -19,6 +19,8 @@
 #include <random>
 #include <vector>
 
+#include <sys/mman.h>
+
 namespace up = uniprefill;
 
 namespace {
@@ -44,6 +46,10 @@ void must(const up::status& what) {
     }
 }
 
+struct freed {
+    void operator()(void* memory) const { std::free(memory); }
+};
+
 struct batch {
     std::vector<std::int32_t> ids;
     std::vector<up::request_tag> tags;
@@ -67,12 +73,36 @@ struct batch {
     }
 };
 
+enum class memory_pages {
+    small, ///< of 4 KiB, where the system has such
+    huge,  ///< of 2 MiB, where it has them to give
+};
+
+/// Block tables with an entry in every place.
+class tables {
+  public:
+    tables(std::size_t entries, memory_pages kind) {
+        constexpr std::size_t huge = std::size_t{1} << 21;
+        const std::size_t bytes = (entries * sizeof(std::int32_t) + huge - 1) / huge * huge;
+        entries_.reset(static_cast<std::int32_t*>(std::aligned_alloc(huge, bytes)));
+        madvise(entries_.get(), bytes, kind == memory_pages::huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+        std::uint32_t entry = 1;
+        for (std::size_t i = 0; i < entries; ++i) {
+            entries_[i] = static_cast<std::int32_t>((entry = entry * 1664525 + 1013904223) >> 8);
+        }
+    }
+    const std::int32_t* data() const { return entries_.get(); }
+
+  private:
+    std::unique_ptr<std::int32_t[], freed> entries_;
+};
+
 /// Requests in the middle of their answers.
 class server {
   public:
-    explicit server(std::int32_t requests)
+    explicit server(std::int32_t requests, memory_pages kind = memory_pages::small)
         : random_(1)
-        , table_(std::size_t{num_layers} * static_cast<std::size_t>(requests) * max_pages) {
+        , table_(std::size_t{num_layers} * static_cast<std::size_t>(requests) * max_pages, kind) {
         const std::int32_t selecting[] = {7, 11, 15, 19, 23, 27};
         bounds_.max_requests = requests;
         bounds_.max_tokens = max_tokens;
@@ -85,19 +115,16 @@ class server {
             must(ledger.admit(id));
             prefill(id, requests == 1 ? max_tokens - 8192 : below(1024, max_tokens - 8192));
         }
-        std::uint32_t entry = 1;
-        for (std::int32_t& id : table_) {
-            id = static_cast<std::int32_t>((entry = entry * 1664525 + 1013904223) >> 8);
-        }
     }
 
     std::int32_t below(std::int32_t from, std::int32_t to) {
         return from + static_cast<std::int32_t>(random_() % static_cast<std::uint64_t>(to - from));
     }
-    std::int32_t tokens(std::int32_t id) const {
+    /// Rows that a layer holds.
+    std::int32_t tokens(std::int32_t id, std::int32_t layer = 0) const {
         up::held_rows held;
-        must(ledger.rows_of(id, 0, held));
-        return held.num_tokens();
+        must(ledger.rows_of(id, layer, held));
+        return held.length();
     }
     /// Blocks of 64 rows; two of three stay.
     std::vector<std::int32_t> fewer(const std::vector<std::int32_t>& rows) {
@@ -146,14 +173,11 @@ class server {
     up::drop_ledger<> ledger;
 
   private:
-    struct freed {
-        void operator()(std::byte* memory) const { std::free(memory); }
-    };
     std::mt19937_64 random_;
     up::ledger_limits bounds_{};
     std::int32_t sets_[num_layers];
     std::unique_ptr<std::byte[], freed> memory_;
-    std::vector<std::int32_t> table_;
+    tables table_;
 };
 
 /// All that vLLM-like kernels read: int32 lengths and positions, int64 slots.
@@ -183,9 +207,10 @@ struct told {
 
 /// One decode row for each request: begin, everything of every layer, commit. The token is taken back outside
 /// of the time.
-void decode_step(benchmark::State& state, bool table_for_each_layer, bool once_for_each_set) {
+void decode_step(benchmark::State& state, bool table_for_each_layer, bool once_for_each_set,
+                 memory_pages kind) {
     const auto requests = static_cast<std::int32_t>(state.range(0));
-    server serving(requests);
+    server serving(requests, kind);
     std::vector<std::int32_t> firsts;
     for (std::int32_t layer = 0; layer < num_layers; ++layer) {
         if (!once_for_each_set || serving.ledger.starts_set(layer)) {
@@ -217,6 +242,37 @@ void decode_step(benchmark::State& state, bool table_for_each_layer, bool once_f
     state.counters["best_us"] = best * 1e6;
     state.counters["layers_told"] = layers;
     state.counters["state_bytes_per_request"] = serving.bytes_per_request();
+}
+
+/// What no ledger can do without where each layer has a table: the entries of one decode step are read, once
+/// each, and slots written. Their addresses are known beforehand.
+void bare_table_reads(benchmark::State& state, memory_pages kind) {
+    const auto requests = static_cast<std::int32_t>(state.range(0));
+    server serving(requests, kind);
+    const up::block_table_view table = serving.slots(false);
+    std::vector<std::int32_t> rows;
+    std::vector<const std::int32_t*> entries;
+    for (std::int32_t layer = 0; layer < num_layers; ++layer) {
+        for (std::int32_t id = 0; id < requests; ++id) {
+            rows.push_back(serving.tokens(id, layer));
+            entries.push_back(table.table + layer * table.layer_stride + id * table.request_stride +
+                              rows.back() / page);
+        }
+    }
+    std::vector<std::int64_t> slots(rows.size());
+    double best = 1e300;
+    for (auto _ : state) {
+        const double start = now();
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+            slots[i] = std::int64_t{*entries[i]} * page + rows[i] % page;
+        }
+        benchmark::DoNotOptimize(slots.data());
+        benchmark::ClobberMemory();
+        const double time = now() - start;
+        state.SetIterationTime(time);
+        best = std::min(best, time);
+    }
+    state.counters["best_us"] = best * 1e6;
 }
 
 /// A chunk of a prompt beside decodes: begin, appends where sets start, everything of the layers up to the
@@ -281,17 +337,32 @@ void save_and_restore(benchmark::State& state) {
     state.counters["state_bytes_per_request"] = serving.bytes_per_request();
 }
 
-BENCHMARK_CAPTURE(decode_step, table_for_each_layer, true, false)
+BENCHMARK_CAPTURE(decode_step, table_for_each_layer, true, false, memory_pages::small)
     ->Arg(64)
     ->Arg(256)
     ->UseManualTime()
     ->Unit(benchmark::kMicrosecond);
-BENCHMARK_CAPTURE(decode_step, tables_shared_by_all_layers, false, false)
+BENCHMARK_CAPTURE(decode_step, table_for_each_layer_in_huge_pages, true, false, memory_pages::huge)
     ->Arg(64)
     ->Arg(256)
     ->UseManualTime()
     ->Unit(benchmark::kMicrosecond);
-BENCHMARK_CAPTURE(decode_step, once_for_each_set, true, true)
+BENCHMARK_CAPTURE(decode_step, tables_shared_by_all_layers, false, false, memory_pages::small)
+    ->Arg(64)
+    ->Arg(256)
+    ->UseManualTime()
+    ->Unit(benchmark::kMicrosecond);
+BENCHMARK_CAPTURE(decode_step, once_for_each_set, true, true, memory_pages::small)
+    ->Arg(64)
+    ->Arg(256)
+    ->UseManualTime()
+    ->Unit(benchmark::kMicrosecond);
+BENCHMARK_CAPTURE(bare_table_reads, small_pages, memory_pages::small)
+    ->Arg(64)
+    ->Arg(256)
+    ->UseManualTime()
+    ->Unit(benchmark::kMicrosecond);
+BENCHMARK_CAPTURE(bare_table_reads, huge_pages, memory_pages::huge)
     ->Arg(64)
     ->Arg(256)
     ->UseManualTime()

@@ -17,12 +17,15 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <iostream>
 #include <iterator>
 #include <map>
 #include <string>
+#include <system_error>
 #include <vector>
 
 namespace {
@@ -36,6 +39,9 @@ struct arguments {
     std::string commit;
     std::string tokenize; ///< a list of text files to turn into a stream, instead of measuring
     std::vector<std::string> policy_files;
+    bool chunks = false;            ///< chunk_rules() instead of known_rules()
+    std::vector<std::string> names; ///< of the rules to measure; none: all
+    int threads = engine::usable_cores();
     engine::cpu::arithmetic kind = engine::cpu::arithmetic::automatic;
 };
 
@@ -57,6 +63,17 @@ arguments parse(int argc, char** argv) {
             made.tokenize = value;
         } else if (name == "--policy") {
             made.policy_files.push_back(value);
+        } else if (name == "--rules") {
+            if (value != "kinds" && value != "chunks") throw engine::error(name, "kinds or chunks", value);
+            made.chunks = value == "chunks";
+        } else if (name == "--rule") {
+            made.names.push_back(value);
+        } else if (name == "--threads") {
+            const char* const last = value.data() + value.size();
+            const auto [end, fault] = std::from_chars(value.data(), last, made.threads);
+            if (fault != std::errc{} || end != last || made.threads < 1) {
+                throw engine::error(name, "a number from 1", value);
+            }
         } else if (name == "--arithmetic") {
             using engine::cpu::arithmetic;
             bool known = false;
@@ -69,8 +86,10 @@ arguments parse(int argc, char** argv) {
             }
             if (!known) throw engine::error(name, "auto, fp32, bf16x3 or bf16", value);
         } else {
-            throw engine::error("argument", "--model --data --out --commit --policy --arithmetic --tokenize",
-                                name);
+            throw engine::error(
+                "argument",
+                "--model --data --out --commit --threads --rules --rule --policy --arithmetic --tokenize",
+                name);
         }
     }
     if (made.model.empty() || (made.data.empty() && made.tokenize.empty())) {
@@ -100,28 +119,44 @@ void tokenize(const arguments& chosen) {
     if (!out.flush()) throw engine::error("--out", "a file that can be written", chosen.out);
 }
 
-/// Logits of the prompt's last row and of the fed rows.
-std::vector<float> answers(engine::reader& pass, const quality_bench::window& window) {
-    pass.prefill(window.prompt);
-    std::vector<float> logits = pass.logits();
-    pass.feed(window.fed);
-    logits.insert(logits.end(), pass.logits().begin(), pass.logits().end());
-    return logits;
+/// Of all threads of this process, which neighbours on a busy machine lengthen little.
+double processor_seconds() {
+    return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
 }
 
-json measure(engine::loaded_model& model, const quality_bench::window& window,
-             const std::vector<quality_bench::rule>& rules) {
+/// Logits of the prompt's last row and of the fed rows, and what the prompt took.
+struct answers {
+    std::vector<float> logits;
+    double processor_s = 0;
+};
+
+answers ask(engine::reader& pass, const quality_bench::window& window) {
+    answers made;
+    const double start = processor_seconds();
+    pass.prefill(window.prompt);
+    made.processor_s = processor_seconds() - start;
+    made.logits = pass.logits();
+    pass.feed(window.fed);
+    made.logits.insert(made.logits.end(), pass.logits().begin(), pass.logits().end());
+    return made;
+}
+
+/// Every rule that @p result, a window's, doesn't hold yet.
+void measure(engine::loaded_model& model, const quality_bench::window& window,
+             const std::vector<quality_bench::rule>& rules, json& result) {
     using quality_bench::fed_tokens;
     using quality_bench::prompt_tokens;
     engine::reader dense(model, engine::dense(), prompt_tokens, fed_tokens);
-    const std::vector<float> expected = answers(dense, window);
-    json result{
-        {"stream", window.stream}, {"window", window.index}, {"dense_nll_expected", window.dense_nll}};
+    const answers expected = ask(dense, window);
+    result["dense_nll_expected"] = window.dense_nll;
+    result["dense_s"] = dense.prefill_seconds();
+    result["dense_processor_s"] = expected.processor_s;
     for (const auto& rule : rules) {
-        engine::reader ours(model, rule.policy, prompt_tokens, fed_tokens);
-        const std::vector<float> logits = answers(ours, window);
-        const engine::quality q = engine::compare_logits(expected.data(), logits.data(), fed_tokens + 1,
-                                                         model.config().vocab, window.fed);
+        if (result["rules"].contains(rule.name)) continue;
+        engine::reader ours(model, rule.policy, prompt_tokens, fed_tokens, rule.reading);
+        const answers came = ask(ours, window);
+        const engine::quality q = engine::compare_logits(expected.logits.data(), came.logits.data(),
+                                                         fed_tokens + 1, model.config().vocab, window.fed);
         result["dense_nll"] = q.dense_nll;
         result["rules"][rule.name] = {
             {"kl_mean", q.kl_mean},
@@ -132,9 +167,11 @@ json measure(engine::loaded_model& model, const quality_bench::window& window,
             {"lin", engine::share_of_rows(ours.layers(), prompt_tokens)},
             {"att", engine::share_of_pairs(ours.layers(), prompt_tokens)},
             {"estimator", engine::share_of_estimator_pairs(ours.layers(), prompt_tokens)},
+            {"held", engine::share_of_held_rows(ours.session(), 0)},
+            {"time", came.processor_s / expected.processor_s},
+            {"decision_s", ours.decision_seconds()},
         };
     }
-    return result;
 }
 
 double mean(const std::vector<double>& values) {
@@ -145,26 +182,36 @@ double mean(const std::vector<double>& values) {
     return values.empty() ? 0 : sum / static_cast<double>(values.size());
 }
 
+double median(std::vector<double> values) {
+    if (values.empty()) return 0;
+    std::sort(values.begin(), values.end());
+    const std::size_t half = values.size() / 2;
+    return values.size() % 2 != 0 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
 json summarise(const json& windows, const quality_bench::rule& rule) {
     std::map<std::string, std::vector<double>> columns;
     for (const auto& window : windows) {
+        if (!window["rules"].contains(rule.name)) continue;
         const json& row = window["rules"][rule.name];
-        for (const char* name : {"kl_mean", "agree", "sure", "dnll", "lin", "att"}) {
-            if (row[name].is_number()) columns[name].push_back(row[name]);
+        for (const auto& [name, value] : row.items()) {
+            if (value.is_number()) columns[name].push_back(value);
         }
         columns[window["stream"]].push_back(row["kl_mean"]);
     }
-    std::vector<double> kl = columns["kl_mean"];
-    std::sort(kl.begin(), kl.end());
-    const std::size_t half = kl.size() / 2;
-    json summary{{"kl_mean", mean(kl)},
-                 {"kl_median", kl.size() % 2 != 0 ? kl[half] : (kl[half - 1] + kl[half]) / 2},
-                 {"kl_max", kl.back()}};
+    const std::vector<double>& kl = columns["kl_mean"];
+    json summary{{"windows", kl.size()},
+                 {"kl_mean", mean(kl)},
+                 {"kl_median", median(kl)},
+                 {"kl_max", *std::max_element(kl.begin(), kl.end())}};
     for (const char* name : {"essays", "code", "law"}) {
         summary[std::string("kl_") + name] = mean(columns[name]);
     }
-    for (const char* name : {"agree", "sure", "dnll", "lin", "att"}) {
-        summary[name] = mean(columns[name]);
+    for (const char* name : {"agree", "sure", "dnll", "lin", "att", "held"}) {
+        if (!columns[name].empty()) summary[name] = mean(columns[name]);
+    }
+    for (const char* name : {"time", "decision_s"}) { // of a machine that may have been busy otherwise
+        if (!columns[name].empty()) summary[name] = median(columns[name]);
     }
     if (rule.expected) {
         summary["expected"] = {
@@ -183,27 +230,48 @@ void write(const json& results, const std::string& path) {
     }
 }
 
-bool holds(const json& windows, const quality_bench::window& wanted,
-           const std::vector<quality_bench::rule>& rules) {
-    return std::any_of(windows.begin(), windows.end(), [&](const json& window) {
-        return window["stream"] == wanted.stream && window["window"] == wanted.index &&
-               std::all_of(rules.begin(), rules.end(),
-                           [&](const auto& rule) { return window["rules"].contains(rule.name); });
-    });
+/// The results of a window, at the end of the list where there were none.
+json& results_of(json& windows, const quality_bench::window& wanted) {
+    for (json& window : windows) {
+        if (window["stream"] == wanted.stream && window["window"] == wanted.index) return window;
+    }
+    windows.push_back({{"stream", wanted.stream}, {"window", wanted.index}, {"rules", json::object()}});
+    return windows.back();
+}
+
+/// The rules that the command line asks for.
+std::vector<quality_bench::rule> rules_for(const arguments& chosen) {
+    auto rules = chosen.chunks ? quality_bench::chunk_rules() : quality_bench::known_rules();
+    for (const std::string& path : chosen.policy_files) {
+        const engine::policy policy = engine::load_policy(path);
+        rules.push_back({policy.name.empty() ? path : policy.name, policy, std::nullopt, {}});
+    }
+    if (chosen.names.empty()) return rules;
+    std::vector<quality_bench::rule> asked;
+    for (const std::string& name : chosen.names) {
+        const auto found =
+            std::find_if(rules.begin(), rules.end(), [&](const auto& rule) { return rule.name == name; });
+        if (found == rules.end()) throw engine::error("--rule", "a rule of the set", name);
+        asked.push_back(*found);
+    }
+    return asked;
+}
+
+/// By rising index, so that a run that is cut short has windows of every stream.
+std::vector<quality_bench::window> windows_of(const arguments& chosen) {
+    auto windows = quality_bench::read_windows(chosen.data);
+    std::stable_sort(windows.begin(), windows.end(),
+                     [](const auto& a, const auto& b) { return a.index < b.index; });
+    return windows;
 }
 
 void run(const arguments& chosen) {
-    const int threads = engine::usable_cores();
-    engine::cpu::set_threads(threads);
+    engine::cpu::set_threads(chosen.threads);
     engine::loaded_model model(chosen.model, chosen.kind);
-    auto rules = quality_bench::known_rules();
-    for (const std::string& path : chosen.policy_files) {
-        const engine::policy policy = engine::load_policy(path);
-        rules.push_back({policy.name.empty() ? path : policy.name, policy, std::nullopt});
-    }
+    const std::vector<quality_bench::rule> rules = rules_for(chosen);
     json results{{"commit", chosen.commit},
                  {"cpu", engine::cpu_name()},
-                 {"threads", threads},
+                 {"threads", chosen.threads},
                  {"arithmetic", engine::cpu::name(model.ops().kind())},
                  {"prompt_tokens", quality_bench::prompt_tokens},
                  {"fed_tokens", quality_bench::fed_tokens},
@@ -211,17 +279,21 @@ void run(const arguments& chosen) {
                  {"windows", json::array()}};
     if (std::ifstream before(chosen.out); before) {
         const json found = json::parse(before);
-        if (found["arithmetic"] == results["arithmetic"]) results["windows"] = found["windows"];
+        if (found["arithmetic"] == results["arithmetic"]) {
+            results["summary"] = found["summary"];
+            results["windows"] = found["windows"];
+        }
     }
     json& windows = results["windows"];
-    for (const auto& window : quality_bench::read_windows(chosen.data)) {
-        if (holds(windows, window, rules)) continue;
-        windows.push_back(measure(model, window, rules));
+    for (const auto& window : windows_of(chosen)) {
+        json& row = results_of(windows, window);
+        const auto held = [&row](const auto& rule) { return row["rules"].contains(rule.name); };
+        if (std::all_of(rules.begin(), rules.end(), held)) continue;
+        measure(model, window, rules, row);
         for (const auto& rule : rules) {
             results["summary"][rule.name] = summarise(windows, rule);
         }
         write(results, chosen.out);
-        const json& row = windows.back();
         std::printf("%-6s %2d  dense NLL %.3f (%.2f)", window.stream.c_str(), window.index,
                     row["dense_nll"].get<double>(), window.dense_nll);
         for (const auto& rule : rules) {

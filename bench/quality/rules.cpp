@@ -54,4 +54,19 @@ std::vector<rule> known_rules() {
     };
 }
 
+std::vector<rule> chunk_rules() {
+    std::vector<rule> made{{"whole prompt", schedule_a(), reference{0.0093, 0.482, 0.300}}};
+    for (const bool at_end : {false, true}) {
+        for (const std::int32_t thousands : {1, 2, 4}) {
+            const std::string name = std::to_string(thousands) + "K";
+            rule chunked{(at_end ? "at the end, chunks of " : "spans of ") + name, schedule_a(),
+                         std::nullopt};
+            chunked.policy.span = thousands * 1024;
+            chunked.reading = {true, at_end};
+            made.push_back(chunked);
+        }
+    }
+    return made;
+}
+
 } // namespace quality_bench

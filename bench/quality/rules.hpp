@@ -2,7 +2,7 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 #pragma once
 
-#include "engine/app/policy.hpp"
+#include "engine/reading/reader.hpp"
 
 #include <optional>
 #include <string>
@@ -22,9 +22,14 @@ struct rule {
     std::string name;
     engine::policy policy;
     std::optional<reference> expected;
+    engine::reading_options reading{};
 };
 
 /// The rules that the bench knows; a new one is a line in rules.cpp.
 std::vector<rule> known_rules();
+
+/// Schedule A as an engine decides that reads prompts in chunks: by spans of 1K, 2K and 4K, each a step of
+/// its own, and when the prompt ends, after chunks of those lengths; beside them the whole prompt at once.
+std::vector<rule> chunk_rules();
 
 } // namespace quality_bench

@@ -5,6 +5,7 @@
 
 #include "engine/gguf_samples.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -136,7 +137,8 @@ small_model::small_model(std::uint64_t seed) {
 
 std::vector<std::vector<double>> small_model::logits(const std::vector<std::int32_t>& tokens,
                                                      const std::vector<std::vector<int>>& stored,
-                                                     const std::vector<std::vector<int>>& processed) const {
+                                                     const std::vector<std::vector<int>>& processed,
+                                                     int reading_all) const {
     const auto count = static_cast<int>(tokens.size());
     std::vector<row> x;
     std::vector<int> positions;
@@ -162,8 +164,10 @@ std::vector<std::vector<double>> small_model::logits(const std::vector<std::int3
         }
         oracle::score_parameters score;
         score.scale = 1 / std::sqrt(double{head_dim});
-        const oracle::tensor attended = oracle::masked_attention(
-            q, k, v, score, oracle::stored_causal_mask(positions, positions, stored[l]));
+        oracle::mask seen = oracle::stored_causal_mask(positions, positions, stored[l]);
+        const oracle::mask causal = oracle::stored_causal_mask(positions, positions, positions);
+        std::copy_n(causal.begin(), reading_all, seen.begin());
+        const oracle::tensor attended = oracle::masked_attention(q, k, v, score, seen);
         for (const int t : processed[l]) {
             row heads_of_row;
             for (int head = 0; head < heads; ++head) {

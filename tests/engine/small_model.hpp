@@ -37,11 +37,13 @@ struct small_model {
 
     /// The forward pass once more in double, over the whole prompt at once: stored[l] are the positions whose
     /// keys layer l holds, processed[l] those whose queries, output projection and MLP it runs. A row that a
-    /// layer doesn't process keeps its hidden state. @return logits [tokens][vocab]; rows dropped on the way
-    /// have stale ones
+    /// layer doesn't process keeps its hidden state. The first @p reading_all rows see every position's keys,
+    /// whatever is stored: they ran before anything was given up. @return logits [tokens][vocab]; rows
+    /// dropped on the way have stale ones
     std::vector<std::vector<double>> logits(const std::vector<std::int32_t>& tokens,
                                             const std::vector<std::vector<int>>& stored,
-                                            const std::vector<std::vector<int>>& processed) const;
+                                            const std::vector<std::vector<int>>& processed,
+                                            int reading_all = 0) const;
 
     std::vector<std::int32_t> random_tokens(int count, std::uint64_t seed) const;
 };

@@ -27,6 +27,21 @@ void contiguous_kv_store::write(std::int32_t layer, std::int32_t request, std::i
     put(into.v, v);
 }
 
+void contiguous_kv_store::keep(std::int32_t layer, std::int32_t request, const std::int32_t* from,
+                               std::int32_t count) {
+    sequence& held = sequences_[index(layer, request)];
+    for (std::vector<float>* rows : {&held.k, &held.v}) {
+        for (std::int32_t row = 0; row < count; ++row) {
+            if (from[row] != row) {
+                std::copy_n(rows->data() + from[row] * row_elements_, row_elements_,
+                            rows->data() + row * row_elements_);
+            }
+        }
+        rows->resize(static_cast<std::size_t>(count * row_elements_));
+        rows->shrink_to_fit();
+    }
+}
+
 kv_sequence contiguous_kv_store::rows(std::int32_t layer, std::int32_t request) const {
     const sequence& held = sequences_[index(layer, request)];
     return {held.k.data(),

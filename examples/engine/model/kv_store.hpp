@@ -28,6 +28,9 @@ class kv_store {
     /// Source rows are `kv_heads * head_dim` elements, @p stride elements apart.
     virtual void write(std::int32_t layer, std::int32_t request, std::int64_t first, const float* k,
                        const float* v, std::int64_t rows, std::int64_t stride) = 0;
+    /// The rows @p from, ascending, become the first @p count ones in place; what lay beyond is gone.
+    virtual void keep(std::int32_t layer, std::int32_t request, const std::int32_t* from,
+                      std::int32_t count) = 0;
     virtual kv_sequence rows(std::int32_t layer, std::int32_t request) const = 0;
     /// Rows of a page; the largest int32 where a sequence is one stretch.
     virtual std::int32_t page_tokens() const = 0;
@@ -43,6 +46,8 @@ class contiguous_kv_store final : public kv_store {
                         std::int32_t head_dim);
     void write(std::int32_t layer, std::int32_t request, std::int64_t first, const float* k, const float* v,
                std::int64_t rows, std::int64_t stride) override;
+    void keep(std::int32_t layer, std::int32_t request, const std::int32_t* from,
+              std::int32_t count) override;
     kv_sequence rows(std::int32_t layer, std::int32_t request) const override;
     std::int32_t page_tokens() const override { return std::numeric_limits<std::int32_t>::max(); }
     void release(std::int32_t request) override;

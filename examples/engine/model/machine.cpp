@@ -52,6 +52,10 @@ basic_machine<Ops>::basic_machine(basic_session<Ops>& session, const step_plan& 
     attended_ = rows_of(rows, q_elements_);
     gate_up_ = rows_of(rows, 2 * std::int64_t{config_.ffn});
     activated_ = rows_of(rows, config_.ffn);
+    if (session.options().decide_at_end) {
+        last_queries_ = query_tails(session.options().selecting.size(), plan.ids().size(),
+                                    session.options().num_observations, q_elements_);
+    }
     throw_if_failed(session.drops().begin_step(plan.batch(), plan.ids().data(), ledger_step_));
 }
 
@@ -98,6 +102,7 @@ bool basic_machine<Ops>::advance() {
     case segment::logits:
         project_logits();
         throw_if_failed(session_.drops().commit_step(ledger_step_));
+        if (session_.options().decide_at_end) keep_queries();
         next_ = segment::done;
         break;
     case segment::done:
@@ -145,6 +150,10 @@ void basic_machine<Ops>::decide() {
     if (!session_.policy().selects(layer_)) {
         return;
     }
+    if (session_.options().decide_at_end) {
+        note_queries();
+        return;
+    }
     const uniprefill::batch_view rows = step_.rows();
     const std::int32_t page_tokens = session_.cache().page_tokens();
     std::int32_t most_pages = 0;
@@ -182,6 +191,31 @@ void basic_machine<Ops>::decide() {
         const auto queries = bytes_of(qkv_, qkv_elements_, q_elements_, rows.num_rows);
         throw_if_failed(uniprefill::compact(decided_, queries, queries, {}));
         leave(decided_);
+    }
+}
+
+/// Queries of prompt rows, as a selecting layer has them.
+template <class Ops>
+void basic_machine<Ops>::note_queries() {
+    const uniprefill::batch_view rows = step_.rows();
+    for (std::int32_t r = 0; r < rows.num_requests; ++r) {
+        if (rows.tags[r] == uniprefill::request_tag::prefill ||
+            rows.tags[r] == uniprefill::request_tag::chunk) {
+            last_queries_.append(session_.selecting_index(layer_), static_cast<std::size_t>(r),
+                                 qkv_.data() + rows.cu_seqlens[r] * qkv_elements_,
+                                 rows.cu_seqlens[r + 1] - rows.cu_seqlens[r], qkv_elements_);
+        }
+    }
+}
+
+template <class Ops>
+void basic_machine<Ops>::keep_queries() {
+    for (std::size_t layer = 0; layer < session_.options().selecting.size(); ++layer) {
+        for (std::size_t r = 0; r < plan_.ids().size(); ++r) {
+            const std::vector<float>& tail = last_queries_.of(layer, r);
+            session_.last_queries().append(layer, static_cast<std::size_t>(plan_.ids()[r]), tail.data(),
+                                           static_cast<std::int64_t>(tail.size()) / q_elements_, q_elements_);
+        }
     }
 }
 

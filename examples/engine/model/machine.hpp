@@ -72,6 +72,8 @@ class basic_machine {
   private:
     void project_qkv();
     void decide();
+    void note_queries();
+    void keep_queries();
     void attend();
     void project_output();
     void gate_up();
@@ -115,6 +117,8 @@ class basic_machine {
     std::vector<std::int32_t> cached_lens_;
     std::vector<std::int32_t> key_positions_;
     std::vector<std::int64_t> key_slots_;
+
+    query_tails last_queries_; ///< of this step by request of the plan, the session's when it ends
 
     std::vector<layer_record> records_;
     std::vector<std::int32_t> dropped_at_;

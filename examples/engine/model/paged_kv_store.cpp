@@ -37,12 +37,32 @@ void paged_kv_store::write(std::int32_t layer, std::int32_t request, std::int64_
     }
     const std::int32_t* pages = entries(table);
     for (std::int64_t row = 0; row < rows; ++row) {
-        if (pool_.references(pages[(first + row) / limits_.page_tokens]) != 1) {
-            throw error("KV store", "rows in pages of one holder", "a shared page");
-        }
+        check_unshared(pages, first + row);
         const std::size_t to = offset_of(pages, first + row);
         std::copy_n(k + row * stride, row_elements_, k_.data() + to);
         std::copy_n(v + row * stride, row_elements_, v_.data() + to);
+    }
+}
+
+void paged_kv_store::check_unshared(const std::int32_t* pages, std::int64_t row) const {
+    if (pool_.references(pages[row / limits_.page_tokens]) != 1) {
+        throw error("KV store", "rows in pages of one holder", "a shared page");
+    }
+}
+
+void paged_kv_store::keep(std::int32_t layer, std::int32_t request, const std::int32_t* from,
+                          std::int32_t count) {
+    const std::int32_t* pages = entries(index(layer, request));
+    for (std::int32_t row = 0; row < count; ++row) {
+        if (from[row] != row) check_unshared(pages, row);
+    }
+    for (std::vector<float>* rows : {&k_, &v_}) {
+        for (std::int32_t row = 0; row < count; ++row) {
+            if (from[row] != row) {
+                std::copy_n(rows->data() + offset_of(pages, from[row]), row_elements_,
+                            rows->data() + offset_of(pages, row));
+            }
+        }
     }
 }
 

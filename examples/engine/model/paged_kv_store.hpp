@@ -36,6 +36,9 @@ class paged_kv_store final : public kv_store {
     /// The pages must have been reserved.
     void write(std::int32_t layer, std::int32_t request, std::int64_t first, const float* k, const float* v,
                std::int64_t rows, std::int64_t stride) override;
+    /// Pages stay until the ledger's hand_back_pages() takes them; those that are written mustn't be shared.
+    void keep(std::int32_t layer, std::int32_t request, const std::int32_t* from,
+              std::int32_t count) override;
     kv_sequence rows(std::int32_t layer, std::int32_t request) const override;
     std::int32_t page_tokens() const override { return limits_.page_tokens; }
     void release(std::int32_t request) override;
@@ -73,6 +76,8 @@ class paged_kv_store final : public kv_store {
     const std::int32_t* entries(std::size_t table) const {
         return table_.data() + table * static_cast<std::size_t>(max_pages_);
     }
+    /// Throws `error` where others have the page of a row that is about to be written.
+    void check_unshared(const std::int32_t* pages, std::int64_t row) const;
     /// The table entry whose page would have to be copied before a row is written behind @p held rows, or -1.
     std::int32_t shared_partial_page(std::size_t table, std::int32_t held) const;
     std::size_t offset_of(const std::int32_t* pages, std::int64_t row) const {

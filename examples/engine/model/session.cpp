@@ -15,7 +15,9 @@ uniprefill::limits step_limits(const llama_config& config, const session_options
     uniprefill::limits bounds;
     bounds.max_requests = options.max_requests;
     bounds.max_segments = options.max_segments;
-    bounds.max_rows = options.max_step_rows;
+    // Decisions at the prompt's end are about all of its rows.
+    bounds.max_rows =
+        options.decide_at_end ? std::max(options.max_step_rows, options.max_tokens) : options.max_step_rows;
     bounds.max_cached_tokens = static_cast<std::int32_t>(std::min<std::int64_t>(
         std::int64_t{options.max_requests} * options.max_tokens, std::numeric_limits<std::int32_t>::max()));
     bounds.num_layers = config.layers;
@@ -67,12 +69,27 @@ basic_session<Ops>::basic_session(const basic_weights<Ops>& model, Ops& ops, ses
     throw_if_failed(uniprefill::validate(bounds));
     ledger_memory_ = std::make_unique<library_memory>(ledger::state_bytes(bounds));
     throw_if_failed(ledger_.bind(bounds, layer_sets.data(), ledger_memory_->data(), ledger_memory_->bytes()));
+    if (options_.decide_at_end) {
+        last_queries_ =
+            query_tails(options_.selecting.size(), static_cast<std::size_t>(options_.max_requests),
+                        options_.num_observations, std::int64_t{config.heads} * config.head_dim);
+    }
+}
+
+template <class Ops>
+std::size_t basic_session<Ops>::selecting_index(std::int32_t layer) const {
+    std::size_t index = 0;
+    while (options_.selecting[index].layer != layer) {
+        ++index;
+    }
+    return index;
 }
 
 template <class Ops>
 void basic_session<Ops>::release(std::int32_t id) {
     uniprefill::throw_if_failed(ledger_.release(id));
     cache_->release(id);
+    if (options_.decide_at_end) last_queries_.forget(static_cast<std::size_t>(id));
 }
 
 template class basic_session<cpu_ops>;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "engine/model/kv_store.hpp"
+#include "engine/model/query_tails.hpp"
 #include "engine/model/weights.hpp"
 
 #include <uniprefill/core/exceptions.hpp>
@@ -28,6 +29,9 @@ struct session_options {
     /// Attends with every row and drops afterwards, as the published system does. For the test that kept rows
     /// come out the same; it costs the attention of the dropped rows.
     bool decide_after_attention = false;
+    /// Drops nothing while a prompt is read, and keeps the queries that decide_at_end() (end_decision.hpp)
+    /// needs.
+    bool decide_at_end = false;
     uniprefill::metrics_observer observer{};
 };
 
@@ -74,6 +78,10 @@ class basic_session {
     ledger& drops() { return ledger_; }
     const ledger& drops() const { return ledger_; }
     const sparsifier& policy() const { return *sparsifier_; }
+    /// Of the rows read so far, by selecting_index(); empty but for sessions that decide at the prompt's end.
+    query_tails& last_queries() { return last_queries_; }
+    /// The place of a selecting layer among them.
+    std::size_t selecting_index(std::int32_t layer) const;
 
     /// A request takes slot `id`, 0 to max_requests - 1.
     void admit(std::int32_t id) { uniprefill::throw_if_failed(ledger_.admit(id)); }
@@ -88,6 +96,7 @@ class basic_session {
     std::unique_ptr<sparsifier> sparsifier_;
     std::unique_ptr<library_memory> ledger_memory_;
     ledger ledger_;
+    query_tails last_queries_;
 };
 
 using cpu_session = basic_session<cpu_ops>;

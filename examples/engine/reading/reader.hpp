@@ -40,6 +40,14 @@ class loaded_model {
 session_options session_under(const policy& policy);
 uniprefill::request_options request_under(const policy& policy);
 
+/// How a prompt is read.
+struct reading_options {
+    /// Each span in a step of its own, as servers read that bound their steps. The bits are the same.
+    bool in_chunks = false;
+    /// Nothing is dropped before the prompt ends (end_decision.hpp); spans are the chunks then, no more.
+    bool decide_at_end = false;
+};
+
 /// One prompt read under one policy, and what follows it.
 class reader {
   public:
@@ -48,7 +56,7 @@ class reader {
 
     /// @param following  tokens that may be fed after the prompt
     reader(loaded_model& model, const policy& policy, std::int32_t prompt, std::int32_t following,
-           bool decide_after_attention = false);
+           const reading_options& reading = {});
 
     /// Reads the prompt; the logits of its last row are in logits().
     void prefill(const std::vector<std::int32_t>& tokens, const progress_call& progress = {});
@@ -62,17 +70,22 @@ class reader {
     const std::vector<float>& logits() const { return logits_; }
     /// From tokens in to the first logits.
     double prefill_seconds() const { return prefill_seconds_; }
-    /// Of the prefill.
+    /// Of the decisions at the prompt's end, after the first logits.
+    double decision_seconds() const { return decision_seconds_; }
+    /// Of the prefill, all steps together; without outcomes and blocks where it took several.
     const std::vector<layer_record>& layers() const { return layers_; }
     /// By prompt token: the last layer that dropped it, -1 where none did.
     const std::vector<std::int32_t>& dropped_at() const { return dropped_at_; }
     cpu_session& session() { return session_; }
 
   private:
-    void step(uniprefill::request_tag tag, const std::vector<std::int32_t>& tokens, bool every_row,
-              const progress_call& progress);
+    planned_request planned(uniprefill::request_tag tag, const std::vector<std::int32_t>& tokens) const;
+    void run(planned_request request, const progress_call& progress);
+    void feed_all(uniprefill::request_tag tag, const std::vector<std::int32_t>& tokens);
+    void note_layers(const cpu_machine& pass);
 
     policy policy_;
+    reading_options reading_;
     std::int32_t prompt_;
     std::int32_t length_ = 0; ///< positions fed so far
     cpu_session session_;
@@ -80,12 +93,15 @@ class reader {
     std::vector<layer_record> layers_;
     std::vector<std::int32_t> dropped_at_;
     double prefill_seconds_ = 0;
+    double decision_seconds_ = 0;
 };
 
 /// Rows entering output projection and MLP, averaged over layers, as a share of `tokens`.
 double share_of_rows(const std::vector<layer_record>& layers, std::int32_t tokens);
 /// (query, key) pairs that attention scored, averaged over layers, as a share of those of a dense prefill.
 double share_of_pairs(const std::vector<layer_record>& layers, std::int32_t tokens);
+/// Rows that layers hold of the request now, averaged, as a share of its positions.
+double share_of_held_rows(const cpu_session& session, std::int32_t request);
 /// Pairs that the estimator scored, as a share of the same.
 double share_of_estimator_pairs(const std::vector<layer_record>& layers, std::int32_t tokens);
 

@@ -9,6 +9,7 @@
 #include <uniprefill/core/batch.hpp>
 #include <uniprefill/core/workspace.hpp>
 #include <uniprefill/ledger/detail/ledger_layout.hpp>
+#include <uniprefill/ledger/detail/noted_slots.hpp>
 #include <uniprefill/ledger/detail/saved_layout.hpp>
 #include <uniprefill/ledger/held_rows.hpp>
 #include <uniprefill/ledger/kv_slots.hpp>
@@ -362,11 +363,11 @@ class drop_ledger<backend::host> {
     template <class Slots, class Slot>
     UNIPREFILL_HOST_API void fill_slots(const ledger_step& step, layer_list layers, std::int32_t first,
                                         std::int32_t end, Slots slots, Slot* out, std::int32_t size,
-                                        Slot padding) const noexcept;
+                                        Slot padding, detail::noted_slots& noted) const noexcept;
     template <class Slots>
-    UNIPREFILL_HOST_API bool slots_fit(const ledger_step& step, layer_list layers, std::int32_t first,
-                                       std::int32_t end, Slots slots, std::int64_t most,
-                                       std::int32_t& rows) const noexcept;
+    UNIPREFILL_HOST_API std::int32_t note_slots(const ledger_step& step, layer_list layers,
+                                                std::int32_t first, std::int32_t end, Slots slots,
+                                                detail::noted_slots& noted) const noexcept;
     template <class Slots>
     UNIPREFILL_HOST_API status misfit(const ledger_step& step, std::int32_t layer, const Slots& slots,
                                       std::int64_t most) const noexcept;

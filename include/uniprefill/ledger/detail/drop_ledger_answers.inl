@@ -53,9 +53,8 @@ UNIPREFILL_API void fill_rows(const request_record& state, std::int32_t set, std
     if (rows == 0 || (positions == nullptr && window_rows == nullptr)) {
         return;
     }
-    const std::int32_t dense_row = set == 0 ? 0 : state.staged_below[set];
-    if (before >= dense_row && window_rows == nullptr) { // as decode rows are
-        const std::int32_t first = (set == 0 ? 0 : state.header->staged.dense_from) + before - dense_row;
+    if (state.is_dense_from(set, before) && window_rows == nullptr) {
+        const std::int32_t first = state.header->staged.num_tokens - (state.length(set) - before);
         for (std::int32_t i = 0; i < rows; ++i) {
             positions[i] = first + i;
         }
@@ -180,17 +179,15 @@ inline status drop_ledger<backend::host>::check_output(const ledger_step& step, 
                      .at_layer(layer);
 }
 
-/// Whether every row of the step has a slot in each of layers [first, end) of a list, which are of one set,
-/// and none exceeds @p most; and the number of those rows. Slots that lie far apart in memory are asked for
-/// side by side.
+/// Looks up the slots of the step's rows in layers [first, end) of a list, which are of one set. Slots that
+/// lie far apart in memory are asked for side by side. @return the rows that enter such a layer
 template <class Slots>
-inline bool drop_ledger<backend::host>::slots_fit(const ledger_step& step, const layer_list layers,
-                                                  std::int32_t first, std::int32_t end, const Slots slots,
-                                                  std::int64_t most, std::int32_t& rows) const noexcept {
+inline std::int32_t drop_ledger<backend::host>::note_slots(const ledger_step& step, const layer_list layers,
+                                                           std::int32_t first, std::int32_t end,
+                                                           const Slots slots,
+                                                           detail::noted_slots& noted) const noexcept {
     const std::int32_t set = layer_sets()[layers.at(first)];
     std::int32_t counted = 0;
-    std::int64_t lowest = 0;
-    std::int64_t highest = 0;
     for_each_request(step, [&](std::int32_t r, std::int32_t request, const detail::request_record& state) {
         const std::int32_t index = slots.rows == request_index::batch ? r : request;
         const std::int32_t before = state.length_before(set);
@@ -198,17 +195,14 @@ inline bool drop_ledger<backend::host>::slots_fit(const ledger_step& step, const
         counted += length - before;
         for (std::int32_t row = before; row < length; ++row) {
             for (std::int32_t i = first; i < end; ++i) {
-                const std::int64_t slot = slots.slot(layers.at(i), index, row);
-                lowest = slot < lowest ? slot : lowest;
-                highest = slot > highest ? slot : highest;
+                noted.note(slots.slot(layers.at(i), index, row));
             }
         }
     });
-    rows = counted;
-    return lowest >= 0 && highest <= most;
+    return counted;
 }
 
-/// The first row that slots_fit() stumbled over.
+/// The first row of a layer that has no slot, or one above @p most.
 template <class Slots>
 inline status drop_ledger<backend::host>::misfit(const ledger_step& step, std::int32_t layer,
                                                  const Slots& slots, std::int64_t most) const noexcept {
@@ -256,9 +250,16 @@ inline void drop_ledger<backend::host>::fill_layer(const ledger_step& step, std:
             const detail::request_record state = layout.record(memory, request_ids[r]);
             before = state.length_before(set);
             length = state.length(set);
-            const auto row_part = [at](Index* array) { return array != nullptr ? array + at : nullptr; };
-            detail::fill_rows(state, set, before, length - before, row_part(out.row_positions),
-                              row_part(out.write_rows), row_part(out.window_rows), out.window);
+            if (length == before + 1 && out.window_rows == nullptr && state.is_dense_from(set, before)) {
+                put(out.row_positions, at, state.header->staged.num_tokens - 1); // as decode rows are
+                put(out.write_rows, at, before);
+            } else {
+                // Made once more, so that it needn't be whole where nobody asks for it.
+                const auto row_part = [at](Index* array) { return array != nullptr ? array + at : nullptr; };
+                detail::fill_rows(layout_.record(memory_, request_ids[r]), set, before, length - before,
+                                  row_part(out.row_positions), row_part(out.write_rows),
+                                  row_part(out.window_rows), out.window);
+            }
         }
         if (r < out.num_requests) { // else arrays by request aren't wanted
             put(out.cached_lens, r, before);
@@ -289,12 +290,13 @@ inline void drop_ledger<backend::host>::fill_layer(const ledger_step& step, std:
     }
 }
 
-/// Slots of layers [first, end) of a list, which are of one set; @p size entries each.
+/// Slots of layers [first, end) of a list, which are of one set; @p size entries each. Asks for them in the
+/// order of note_slots().
 template <class Slots, class Slot>
 inline void drop_ledger<backend::host>::fill_slots(const ledger_step& step, const layer_list layers,
                                                    std::int32_t first, std::int32_t end, const Slots slots,
-                                                   Slot* out, std::int32_t size,
-                                                   Slot padding) const noexcept {
+                                                   Slot* out, std::int32_t size, Slot padding,
+                                                   detail::noted_slots& noted) const noexcept {
     const std::int32_t set = layer_sets()[layers.at(first)];
     std::int64_t at = 0;
     for_each_request(step, [&](std::int32_t r, std::int32_t request, const detail::request_record& state) {
@@ -303,7 +305,7 @@ inline void drop_ledger<backend::host>::fill_slots(const ledger_step& step, cons
         for (std::int32_t row = state.length_before(set); row < length; ++row, ++at) {
             for (std::int32_t i = first; i < end; ++i) {
                 out[std::int64_t{i - first} * size + at] =
-                    static_cast<Slot>(slots.slot(layers.at(i), index, row));
+                    static_cast<Slot>(noted.next([&] { return slots.slot(layers.at(i), index, row); }));
             }
         }
     });
@@ -382,11 +384,12 @@ inline status drop_ledger<backend::host>::slot_mapping(const ledger_step& step, 
     // Every slot is looked up before the first is written.
     constexpr std::int64_t most = (std::numeric_limits<Index>::max)();
     const layer_list only{layer, 1};
-    std::int32_t rows = 0;
-    if (!slots_fit(step, only, 0, 1, slots, most, rows)) {
+    detail::noted_slots noted;
+    note_slots(step, only, 0, 1, slots, noted);
+    if (!noted.all_within(most)) {
         return misfit(step, layer, slots, most);
     }
-    fill_slots(step, only, 0, 1, slots, out, size, Index{-1});
+    fill_slots(step, only, 0, 1, slots, out, size, Index{-1}, noted);
     return success();
 }
 
@@ -416,17 +419,17 @@ inline status drop_ledger<backend::host>::look_up(const ledger_step& step, const
         return end;
     };
     const bool same_slots = detail::shares_layers(slots);
+    constexpr std::int64_t most = (std::numeric_limits<Slot>::max)();
+    detail::noted_slots noted;
     if (out.slots != nullptr) {
         UNIPREFILL_TRY(slots.check());
     }
     for (std::int32_t first = 0; first < layers.count;) {
         const std::int32_t end = end_of_group(first);
         const std::int32_t set = layer_sets()[layers.at(first)];
-        constexpr std::int64_t most = (std::numeric_limits<Slot>::max)();
         std::int32_t rows = 0;
-        bool fit = true;
         if (out.slots != nullptr) {
-            fit = slots_fit(step, layers, first, same_slots ? first + 1 : end, slots, most, rows);
+            rows = note_slots(step, layers, first, same_slots ? first + 1 : end, slots, noted);
         } else if (by_row) {
             rows = count_rows(step, set);
         }
@@ -440,7 +443,7 @@ inline status drop_ledger<backend::host>::look_up(const ledger_step& step, const
                            "at least the chunks of the rows that enter the layer", out.num_chunks)
                 .at_layer(layers.at(first));
         }
-        for (std::int32_t i = first; !fit && i < end; ++i) {
+        for (std::int32_t i = first; !noted.all_within(most) && i < end; ++i) {
             UNIPREFILL_TRY(misfit(step, layers.at(i), slots, most));
         }
         first = end;
@@ -450,7 +453,7 @@ inline status drop_ledger<backend::host>::look_up(const ledger_step& step, const
         const std::int32_t end = end_of_group(first);
         if (out.slots != nullptr) {
             fill_slots(step, layers, first, same_slots ? first + 1 : end, slots, part.slots, out.num_rows,
-                       out.no_slot);
+                       out.no_slot, noted);
         }
         fill_layer(step, layer_sets()[layers.at(first)], part);
         detail::next_part(part);

@@ -55,6 +55,10 @@ struct request_record {
     [[nodiscard]] UNIPREFILL_API std::int32_t length(std::int32_t set) const noexcept {
         return staged_below[set] + header->staged.num_tokens - header->staged.dense_from;
     }
+    /// Whether no position is missing from row @p row of @p set on, rows of an open step included.
+    [[nodiscard]] UNIPREFILL_API bool is_dense_from(std::int32_t set, std::int32_t row) const noexcept {
+        return set == 0 || row >= staged_below[set];
+    }
     [[nodiscard]] UNIPREFILL_API bool holds(std::int32_t set, std::int32_t position) const noexcept {
         return set == 0 || position >= header->staged.dense_from || sets.holds(set, position);
     }
