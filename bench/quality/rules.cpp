@@ -27,6 +27,13 @@ engine::policy revived(engine::policy policy) {
     return policy;
 }
 
+/// Lists of the fewest blocks that hold @p p of a head's mass, sinks of 64 and a window of 256.
+engine::policy with_lists(engine::policy policy, double p) {
+    policy.lists.emplace();
+    policy.lists->rule = selection_rule::top_p(p, uniprefill::mass_scope::all);
+    return policy;
+}
+
 selection_rule outside(double p) {
     return selection_rule::top_p(p, uniprefill::mass_scope::free);
 }
@@ -51,6 +58,9 @@ std::vector<rule> known_rules() {
         {"outside 0.98", at_fixed_layers(outside(0.98)), reference{0.0191, 0.492, 0.357}},
         {"schedule A", schedule_a(), reference{0.0093, 0.482, 0.300}},
         {"revival", revived(at_fixed_layers(outside(0.98))), reference{0.0127, 0.681, 0.576}},
+        {"lists 0.99 alone", with_lists(policy_of({}), 0.99), reference{0.0037, 1, 0.268}},
+        {"lists 0.95 alone", with_lists(policy_of({}), 0.95), reference{0.0097, 1, 0.154}},
+        {"schedule A + lists 0.99", with_lists(schedule_a(), 0.99), reference{0.0108, 0.487, 0.141}},
     };
 }
 

@@ -35,9 +35,13 @@ bool same(const engine::policy& a, const engine::policy& b) {
     bool equal = a.name == b.name && a.comment == b.comment && a.block_rows == b.block_rows &&
                  a.num_observations == b.num_observations && a.sink == b.sink && a.tail == b.tail &&
                  a.min_length == b.min_length && a.span == b.span && a.propagation == b.propagation &&
-                 a.rules.size() == b.rules.size();
+                 a.rules.size() == b.rules.size() && a.lists.has_value() == b.lists.has_value();
     for (std::size_t i = 0; equal && i < a.rules.size(); ++i) {
         equal = a.rules[i].layer == b.rules[i].layer && same(a.rules[i].rule, b.rules[i].rule);
+    }
+    if (equal && a.lists) {
+        equal = same(a.lists->rule, b.lists->rule) && a.lists->sink == b.lists->sink &&
+                a.lists->window == b.lists->window;
     }
     return equal;
 }
@@ -129,9 +133,7 @@ TEST_CASE("app: policies survive being written and read") {
         made.min_length = below(10000);
         made.span = below(2) * (512 + below(10000));
         made.propagation = static_cast<uniprefill::propagation>(below(2));
-        int layer = -1;
-        for (int i = below(9); i > 0; --i) {
-            layer += 1 + below(5);
+        const auto any_rule = [&] {
             uniprefill::selection_rule rule;
             rule.kind = static_cast<uniprefill::rule_kind>(below(4));
             rule.scope = static_cast<uniprefill::mass_scope>(below(2));
@@ -144,8 +146,14 @@ TEST_CASE("app: policies survive being written and read") {
             }
             rule.min_kept_rows = below(400);
             if (below(2) == 1) rule.max_kept_rows = 1000 + below(1000);
-            made.rules.push_back({layer, rule});
+            return rule;
+        };
+        int layer = -1;
+        for (int i = below(9); i > 0; --i) {
+            layer += 1 + below(5);
+            made.rules.push_back({layer, any_rule()});
         }
+        if (below(2) == 1) made.lists = uniprefill::list_options<>{any_rule(), below(500), below(500)};
         const std::string text = engine::write_policy(made);
         INFO(text);
         CHECK(same(parse_policy(text, "f"), made));
@@ -205,6 +213,14 @@ TEST_CASE("app: bad policies are refused by path") {
          "layers[0].p: expected a number in (0, 1] for"},
         {with(R"("layers": [{"layer": 1, "min_kept": 5, "max_kept": 4}])"), "layers[0].max_kept"},
         {with(R"("layers": [{"layer": 1, "p": [[0.5]]}])"), "at most 3 levels"},
+        {with(R"("layers": [], "lists": 0.99)"), "lists: expected an object, came 0.99"},
+        {with(R"("layers": [], "lists": {"layer": 1})"), "lists.layer: expected a key that policies have"},
+        {with(R"("layers": [], "lists": {"p": 2})"), "lists.p: expected a number in (0, 1], came 2"},
+        {with(R"("layers": [], "lists": {"window": -1})"), "lists.window: expected 0 to"},
+        {with(R"("layers": [], "lists": {"sink": 0.5})"), "lists.sink: expected a whole number, came 0.5"},
+        {with(R"("layers": [], "lists": {"selector": "fixed-ratio"})"),
+         "lists.p: expected a number in (0, 1] for"},
+        {with(R"("layers": [], "lists": {"selector": "fixed-budget"})"), "lists.budget: expected >= 1, came 0"},
         {with("\"layers\": [], \"name\": \"\xff\""), "f.json: expected JSON"},
         {std::string(R"({"uniprefill_policy": 1, "layers": []}\0x)", 40), "f.json: expected JSON"},
         {std::string(60000, '['), "at most 3 levels"},

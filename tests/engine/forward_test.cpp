@@ -4,6 +4,7 @@
 #include "support/catch.hpp"
 
 #include "engine/cpu/threads.hpp"
+#include "engine/error.hpp"
 #include "engine/model/machine.hpp"
 #include "engine/small_model.hpp"
 
@@ -32,7 +33,16 @@ struct loaded {
 
 enum class dropping { none, cumulative, revive };
 
-engine::session_options options_of(dropping mode) {
+/// Short lists: every head reads few blocks besides its window's.
+uniprefill::list_options<> short_lists(double p = 0.5) {
+    uniprefill::list_options<> lists;
+    lists.rule = uniprefill::selection_rule::top_p(p, uniprefill::mass_scope::all);
+    lists.sink = 6;
+    lists.window = 20;
+    return lists;
+}
+
+engine::session_options options_of(dropping mode, bool listed = false) {
     engine::session_options options;
     options.max_requests = 4;
     options.max_segments = 16;
@@ -40,6 +50,7 @@ engine::session_options options_of(dropping mode) {
     options.max_tokens = 1024;
     options.block_rows = 8;
     options.num_observations = 12;
+    if (listed) options.lists = short_lists();
     if (mode != dropping::none) {
         options.propagation =
             mode == dropping::revive ? uniprefill::propagation::revive : uniprefill::propagation::cumulative;
@@ -243,10 +254,13 @@ TEST_CASE("revival at one layer equals recomputing with an explicit mask") {
 
 TEST_CASE("kept rows have the same bits whether decided before or after attention") {
     for (const arithmetic kind : kinds) {
-        for (const dropping mode : {dropping::cumulative, dropping::revive}) {
+        for (const auto& [mode, listed] : {std::pair{dropping::cumulative, false},
+                                           {dropping::revive, false},
+                                           {dropping::cumulative, true},
+                                           {dropping::revive, true}}) {
             loaded model(kind);
             const std::vector<std::int32_t> prompt = model.plain.random_tokens(400, 7);
-            engine::session_options options = options_of(mode);
+            engine::session_options options = options_of(mode, listed);
             engine::cpu_session before(model.weights, model.ops, options);
             options.decide_after_attention = true;
             engine::cpu_session after(model.weights, model.ops, options);
@@ -272,17 +286,18 @@ TEST_CASE("kept rows have the same bits whether decided before or after attentio
 }
 
 TEST_CASE("a request's bits don't depend on what runs beside it, nor on threads") {
+    const bool listed = GENERATE(false, true);
     loaded model;
     const auto long_prompt = model.plain.random_tokens(333, 8);
     const auto short_prompt = model.plain.random_tokens(5, 9);
     const auto other_prompt = model.plain.random_tokens(200, 10);
-    engine::cpu_session alone(model.weights, model.ops, options_of(dropping::cumulative));
+    engine::cpu_session alone(model.weights, model.ops, options_of(dropping::cumulative, listed));
     alone.admit(0);
     engine::cpu::set_threads(1);
     const pass expected = run(alone, {request_of(0, request_tag::prefill, 0, long_prompt)});
 
     engine::cpu::set_threads(3);
-    engine::cpu_session packed(model.weights, model.ops, options_of(dropping::cumulative));
+    engine::cpu_session packed(model.weights, model.ops, options_of(dropping::cumulative, listed));
     packed.admit(0);
     packed.admit(1);
     packed.admit(3);
@@ -301,15 +316,16 @@ TEST_CASE("a request's bits don't depend on what runs beside it, nor on threads"
 }
 
 TEST_CASE("spans decided in one step or in one step each keep the same rows") {
+    const bool listed = GENERATE(false, true);
     loaded model(arithmetic::fp32);
     const auto prompt = model.plain.random_tokens(300, 11);
-    engine::cpu_session together(model.weights, model.ops, options_of(dropping::cumulative));
+    engine::cpu_session together(model.weights, model.ops, options_of(dropping::cumulative, listed));
     together.admit(0);
     auto request = request_of(0, request_tag::prefill, 0, prompt);
     request.span_ends = {100, 200, 300};
     const pass one = run(together, {request});
 
-    engine::cpu_session apart(model.weights, model.ops, options_of(dropping::cumulative));
+    engine::cpu_session apart(model.weights, model.ops, options_of(dropping::cumulative, listed));
     apart.admit(0);
     pass last;
     for (std::int32_t first = 0; first < 300; first += 100) {
@@ -322,6 +338,49 @@ TEST_CASE("spans decided in one step or in one step each keep the same rows") {
     }
     REQUIRE(stored_positions(together, 0, 5).size() < 250);
     CHECK(same_bits(one.logits, last.logits));
+}
+
+TEST_CASE("lists of all blocks give the bits of none, short ones read less, and decoding reads all") {
+    for (const arithmetic kind : kinds) {
+        loaded model(kind);
+        const auto prompt = model.plain.random_tokens(400, 12);
+        engine::session_options options = options_of(dropping::cumulative);
+        engine::cpu_session dense(model.weights, model.ops, options);
+        options.lists = short_lists(1);
+        engine::cpu_session whole(model.weights, model.ops, options);
+        options.lists = short_lists();
+        engine::cpu_session few(model.weights, model.ops, options);
+        pass passes[3];
+        engine::cpu_session* const sessions[] = {&dense, &whole, &few};
+        for (int i = 0; i < 3; ++i) {
+            sessions[i]->admit(0);
+            passes[i] = run(*sessions[i], {request_of(0, request_tag::prefill, 0, prompt)});
+        }
+        CHECK(same_bits(passes[0].logits, passes[1].logits));
+        CHECK(passes[0].dropped_at == passes[1].dropped_at);
+        CHECK_FALSE(same_bits(passes[0].logits, passes[2].logits));
+        for (std::size_t l = 0; l < static_cast<std::size_t>(small_model::layers); ++l) {
+            CHECK(passes[0].layers[l].pairs == passes[1].layers[l].pairs);
+            CHECK(passes[2].layers[l].pairs * 10 < passes[0].layers[l].pairs * 9);
+            CHECK(passes[1].layers[l].estimator_pairs > 0); // each layer looks
+        }
+        const pass next = run(few, {request_of(0, request_tag::decode, 400, {3})});
+        for (std::int32_t l = 0; l < small_model::layers; ++l) {
+            CHECK(next.layers[static_cast<std::size_t>(l)].pairs ==
+                  static_cast<std::int64_t>(stored_positions(few, 0, l).size()));
+            CHECK(next.layers[static_cast<std::size_t>(l)].estimator_pairs == 0);
+        }
+    }
+}
+
+TEST_CASE("lists and decisions when the prompt ends are refused together") {
+    loaded model;
+    engine::session_options options = options_of(dropping::cumulative, true);
+    options.decide_at_end = true;
+    CHECK_THROWS_AS(engine::cpu_session(model.weights, model.ops, options), engine::error);
+    options = options_of(dropping::cumulative, true);
+    options.lists->window = -1;
+    CHECK_THROWS_AS(engine::cpu_session(model.weights, model.ops, options), uniprefill::error);
 }
 
 TEST_CASE("a machine that is parked or thrown away leaves no trace") {

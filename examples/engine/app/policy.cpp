@@ -84,6 +84,15 @@ bool contains_ignoring_case(std::string_view text, std::string_view lower_case) 
     return std::search(text.begin(), text.end(), lower_case.begin(), lower_case.end(), same) != text.end();
 }
 
+void check_lists(const uniprefill::list_options<>& lists, const std::string& where) {
+    constexpr std::int32_t many = 1 << 30;
+    check_range(lists.sink, 0, many, where + ".sink");
+    check_range(lists.window, 0, many, where + ".window");
+    const uniprefill::status verdict = validate(lists.rule);
+    if (!verdict.ok())
+        throw error(where + key_of(verdict.argument), verdict.expected, short_number(verdict.came));
+}
+
 } // namespace
 
 double share_of(const uniprefill::selection_rule& rule) {
@@ -170,6 +179,7 @@ void check(const policy& checked, const std::string& where) {
         if (!verdict.ok())
             throw error(at + key_of(verdict.argument), verdict.expected, short_number(verdict.came));
     }
+    if (checked.lists) check_lists(*checked.lists, where + "lists");
 }
 
 void check_layers(const policy& checked, std::int32_t layers, const std::string& where) {

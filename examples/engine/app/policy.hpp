@@ -3,9 +3,11 @@
 #pragma once
 
 #include <uniprefill/pipeline/policy.hpp>
+#include <uniprefill/select/block_lister.hpp>
 #include <uniprefill/select/rule.hpp>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +31,8 @@ struct policy {
     std::int32_t span = 0;               ///< prompt positions decided at once; 0: the whole prompt
     uniprefill::propagation propagation = uniprefill::propagation::cumulative;
     std::vector<layer_rule> rules; ///< by rising layer; empty: nothing is ever dropped
+    /// Which blocks of keys each head reads, at every layer; none: all.
+    std::optional<uniprefill::list_options<>> lists;
 };
 
 /// Ends of the spans of a prompt, which are a property of the prompt and the policy: each span is decided as

@@ -214,10 +214,23 @@ void read_layers(const object& root, const uniprefill::selection_rule& common, p
     }
 }
 
-json rule_to_json(const layer_rule& entry) {
-    const uniprefill::selection_rule& rule = entry.rule;
+void read_lists(const object& root, policy& out) {
+    if (!root.has("lists")) return;
+    if (!root.at("lists").is_object()) throw error(root.path("lists"), "an object", kind_of(root.at("lists")));
+    const object entry(root.at("lists"), root.path("lists."));
+    entry.allow_only({"sink", "window"}, true);
+    uniprefill::list_options<> lists;
+    entry.read("sink", lists.sink);
+    entry.read("window", lists.window);
+    entry.read_rule(lists.rule);
+    if (!entry.has("p") && lists.rule.kind == uniprefill::rule_kind::fixed_budget) lists.rule.p = {};
+    complete(lists.rule, entry, entry);
+    out.lists = lists;
+}
+
+json rule_to_json(const uniprefill::selection_rule& rule) {
     const uniprefill::selection_rule usual;
-    json out = {{"layer", entry.layer}, {"selector", name_of(rule.kind)}, {"scope", name_of(rule.scope)}};
+    json out = {{"selector", name_of(rule.kind)}, {"scope", name_of(rule.scope)}};
     if (rule.kind == uniprefill::rule_kind::fixed_budget) {
         out["budget"] = rule.budget_rows;
     } else {
@@ -248,7 +261,7 @@ policy parse_policy(std::string_view text, const std::string& source) {
                     root.has("uniprefill_policy") ? std::to_string(version) : "none");
     }
     root.allow_only({"uniprefill_policy", "name", "comment", "block_rows", "observations", "sink", "tail",
-                     "min_length", "span", "propagation", "layers"},
+                     "min_length", "span", "propagation", "layers", "lists"},
                     true);
     policy out;
     root.read("name", out.name);
@@ -265,6 +278,7 @@ policy parse_policy(std::string_view text, const std::string& source) {
     uniprefill::selection_rule common;
     root.read_rule(common);
     read_layers(root, common, out);
+    read_lists(root, out);
     check(out, source + ": ");
     return out;
 }
@@ -293,7 +307,14 @@ std::string write_policy(const policy& written) {
                 {"propagation", name_of(written.propagation)},
                 {"layers", json::array()}};
     for (const layer_rule& entry : written.rules) {
-        out["layers"].push_back(rule_to_json(entry));
+        json layer = {{"layer", entry.layer}};
+        layer.update(rule_to_json(entry.rule));
+        out["layers"].push_back(layer);
+    }
+    if (written.lists) {
+        out["lists"] = rule_to_json(written.lists->rule);
+        out["lists"]["sink"] = written.lists->sink;
+        out["lists"]["window"] = written.lists->window;
     }
     return out.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
 }

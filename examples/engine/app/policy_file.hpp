@@ -29,7 +29,8 @@ namespace engine {
 //     "min_kept": 0, "max_kept": 2147483647,
 //     "ties": "lower-block-first",    or "higher-block-first"
 //     "crossing": "minimal",          or "published"
-//     "layers": [7, {"layer": 11, "p": 0.99}, ...]
+//     "layers": [7, {"layer": 11, "p": 0.99}, ...],
+//     "lists": {"p": 0.99, "sink": 64, "window": 256}   and the other keys of a rule; left out: no lists
 //   }
 
 /// Larger files are refused unread.

@@ -23,6 +23,7 @@ class cpu_ops {
     using arithmetic = cpu::arithmetic;
     using rope_table = cpu::rope_table;
     using attention_call = cpu::attention_call;
+    using key_lists = cpu::key_lists;
 
     explicit cpu_ops(arithmetic kind)
         : kind_(cpu::resolve(kind)) {}
@@ -54,6 +55,8 @@ class cpu_ops {
         call.kind = kind_;
         cpu::attend(call, scratch_);
     }
+    /// (query, key) pairs that a call scores, over all query heads.
+    static std::int64_t attention_pairs(const attention_call& call) { return cpu::attention_pairs(call); }
 
   private:
     arithmetic kind_;

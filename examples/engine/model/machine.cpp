@@ -24,6 +24,13 @@ uniprefill::byte_rows bytes_of(std::vector<float>& rows, std::int64_t columns, s
             static_cast<std::int32_t>(count)};
 }
 
+bool reads_prompts(const uniprefill::batch_view& batch) {
+    for (std::int32_t r = 0; r < batch.num_requests; ++r) {
+        if (batch.is_prefill(r)) return true;
+    }
+    return false;
+}
+
 } // namespace
 
 template <class Ops>
@@ -55,6 +62,10 @@ basic_machine<Ops>::basic_machine(basic_session<Ops>& session, const step_plan& 
     if (session.options().decide_at_end) {
         last_queries_ = query_tails(session.options().selecting.size(), plan.ids().size(),
                                     session.options().num_observations, q_elements_);
+    }
+    if (session.options().lists && reads_prompts(plan.batch())) {
+        lists_.emplace(session.policy().bounds(), *session.options().lists);
+        step_.want_head_masses(lists_->masses());
     }
     throw_if_failed(session.drops().begin_step(plan.batch(), plan.ids().data(), ledger_step_));
 }
@@ -147,7 +158,7 @@ void basic_machine<Ops>::project_qkv() {
 template <class Ops>
 void basic_machine<Ops>::decide() {
     decided_ = uniprefill::selection{};
-    if (!session_.policy().selects(layer_)) {
+    if (!session_.policy().selects(layer_) && !lists_) {
         return;
     }
     if (session_.options().decide_at_end) {
@@ -183,6 +194,14 @@ void basic_machine<Ops>::decide() {
     throw_if_failed(step_.decide(
         layer_, q, uniprefill::key_source<float, uniprefill::page_pointer_cache<float>>{k, cache},
         uniprefill::attention_params{}, cached_lens_.data(), decided_));
+    if (lists_) {
+        uniprefill::batch_view entered = rows;
+        entered.cached_lens = cached_lens_.data();
+        lists_->make(step_.masses().faults, entered);
+    }
+    if (lists_ || !decided_.identity) {
+        count_look(rows);
+    }
     if (decided_.identity) {
         return;
     }
@@ -236,7 +255,6 @@ void basic_machine<Ops>::record(const uniprefill::selection& decided, const unip
     }
     double total = 0;
     for (std::int32_t s = 0; s < before.num_segments; ++s) {
-        into.estimator_pairs += pairs_estimated(s, before, decided.outcomes[s].reason);
         if (before.request_of(s) == 0) {
             total += record_blocks(s, before, decided);
         }
@@ -246,12 +264,25 @@ void basic_machine<Ops>::record(const uniprefill::selection& decided, const unip
     }
 }
 
+/// What the look at the rows that entered the layer cost.
 template <class Ops>
-std::int64_t basic_machine<Ops>::pairs_estimated(std::int32_t segment, const uniprefill::batch_view& before,
-                                                 uniprefill::keep_reason reason) const {
-    using uniprefill::keep_reason;
-    if (reason == keep_reason::empty || reason == keep_reason::not_prefill ||
-        reason == keep_reason::switched_off || reason == keep_reason::short_segment) {
+void basic_machine<Ops>::count_look(const uniprefill::batch_view& before) {
+    for (std::int32_t s = 0; s < before.num_segments; ++s) {
+        now().estimator_pairs += pairs_estimated(s, before);
+    }
+}
+
+template <class Ops>
+std::int64_t basic_machine<Ops>::pairs_estimated(std::int32_t segment,
+                                                 const uniprefill::batch_view& before) const {
+    const std::int32_t rows = before.segment_end(segment) - before.segment_begin(segment);
+    const uniprefill::request_options options = before.options_of(before.request_of(segment));
+    std::int32_t forced = 0;
+    for (std::int32_t row = before.segment_begin(segment); row < before.segment_end(segment); ++row) {
+        forced += uniprefill::is_forced_row(before, segment, row) ? 1 : 0;
+    }
+    if (!before.is_prefill(before.request_of(segment)) || options.enabled == 0 || rows < options.min_length ||
+        forced == rows) {
         return 0;
     }
     const std::int32_t request = before.request_of(segment);
@@ -311,35 +342,19 @@ template <class Ops>
 void basic_machine<Ops>::attend() {
     const uniprefill::batch_view rows = step_.rows();
     for (std::int32_t r = 0; r < rows.num_requests; ++r) {
-        const std::int32_t id = plan_.ids()[static_cast<std::size_t>(r)];
         uniprefill::held_rows held;
-        throw_if_failed(session_.drops().rows_of(id, layer_, held));
+        throw_if_failed(session_.drops().rows_of(plan_.ids()[static_cast<std::size_t>(r)], layer_, held));
         key_positions_.resize(static_cast<std::size_t>(held.length()));
         held.copy_positions(0, key_positions_.data(), held.length());
-        const kv_sequence kv = session_.cache().rows(layer_, id);
-        const std::int64_t first = rows.cu_seqlens[r];
-
-        typename Ops::attention_call call;
-        call.query_heads = config_.heads;
-        call.kv_heads = config_.kv_heads;
-        call.head_dim = config_.head_dim;
-        call.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
-        call.query_rows = rows.cu_seqlens[r + 1] - first;
-        call.query_positions = rows.positions + first;
-        call.queries = qkv_.data() + first * qkv_elements_;
-        call.query_row_stride = qkv_elements_;
-        call.query_head_stride = config_.head_dim;
-        call.key_rows = held.length();
-        call.key_positions = key_positions_.data();
-        const std::int64_t* slots = slots_of(kv, held.length());
-        call.keys = {kv.k, uniprefill::element_type::f32, kv.row_stride, kv.head_stride, slots};
-        call.values = {kv.v, uniprefill::element_type::f32, kv.row_stride, kv.head_stride, slots};
-        call.out = attended_.data() + first * q_elements_;
-        call.out_row_stride = q_elements_;
-        call.out_head_stride = config_.head_dim;
-        session_.ops().attend(call);
-        for (std::int64_t row = first; row < rows.cu_seqlens[r + 1]; ++row) {
-            now().pairs += held.rows_below(rows.positions[row] + 1);
+        if (!lists_) {
+            attend_rows(r, rows.cu_seqlens[r], rows.cu_seqlens[r + 1], held.length(), {});
+            continue;
+        }
+        for (std::int32_t s = 0; s < rows.num_segments; ++s) {
+            if (rows.request_of(s) == r) {
+                attend_rows(r, rows.segment_begin(s), rows.segment_end(s), lists_->keys_of_segment(s),
+                            lists_->of_segment(s));
+            }
         }
     }
     if (session_.options().decide_after_attention && !decided_.identity) {
@@ -348,6 +363,34 @@ void basic_machine<Ops>::attend() {
         leave(decided_);
     }
     now().rows_kept = num_rows();
+}
+
+/// Rows [@p first, @p end) of a request over the first @p keys keys of its layer.
+template <class Ops>
+void basic_machine<Ops>::attend_rows(std::int32_t request, std::int64_t first, std::int64_t end,
+                                     std::int32_t keys, const typename Ops::key_lists& lists) {
+    const kv_sequence kv = session_.cache().rows(layer_, plan_.ids()[static_cast<std::size_t>(request)]);
+    typename Ops::attention_call call;
+    call.query_heads = config_.heads;
+    call.kv_heads = config_.kv_heads;
+    call.head_dim = config_.head_dim;
+    call.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
+    call.query_rows = end - first;
+    call.query_positions = step_.rows().positions + first;
+    call.queries = qkv_.data() + first * qkv_elements_;
+    call.query_row_stride = qkv_elements_;
+    call.query_head_stride = config_.head_dim;
+    call.key_rows = keys;
+    call.key_positions = key_positions_.data();
+    const std::int64_t* slots = slots_of(kv, keys);
+    call.keys = {kv.k, uniprefill::element_type::f32, kv.row_stride, kv.head_stride, slots};
+    call.values = {kv.v, uniprefill::element_type::f32, kv.row_stride, kv.head_stride, slots};
+    call.lists = lists;
+    call.out = attended_.data() + first * q_elements_;
+    call.out_row_stride = q_elements_;
+    call.out_head_stride = config_.head_dim;
+    session_.ops().attend(call);
+    now().pairs += Ops::attention_pairs(call) / config_.heads;
 }
 
 template <class Ops>

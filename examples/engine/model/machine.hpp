@@ -2,6 +2,7 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 #pragma once
 
+#include "engine/model/layer_lists.hpp"
 #include "engine/model/session.hpp"
 #include "engine/model/step_plan.hpp"
 
@@ -26,7 +27,7 @@ enum class segment {
 struct layer_record {
     std::int64_t rows_in = 0;   ///< rows whose keys were written
     std::int64_t rows_kept = 0; ///< rows that entered output projection and MLP
-    std::int64_t pairs = 0;     ///< (query, key) pairs that attention scored, of one head
+    std::int64_t pairs = 0;     ///< (query, key) pairs that attention scored, mean over heads
     double seconds = 0;
     bool selected = false;                             ///< whether a decision was taken, and then:
     std::vector<uniprefill::segment_outcome> outcomes; // [num_segments]
@@ -75,14 +76,16 @@ class basic_machine {
     void note_queries();
     void keep_queries();
     void attend();
+    void attend_rows(std::int32_t request, std::int64_t first, std::int64_t end, std::int32_t keys,
+                     const typename Ops::key_lists& lists);
     void project_output();
     void gate_up();
     void down();
     void project_logits();
     void leave(const uniprefill::selection& decided);
     void record(const uniprefill::selection& decided, const uniprefill::batch_view& before);
-    std::int64_t pairs_estimated(std::int32_t segment, const uniprefill::batch_view& before,
-                                 uniprefill::keep_reason reason) const;
+    void count_look(const uniprefill::batch_view& before);
+    std::int64_t pairs_estimated(std::int32_t segment, const uniprefill::batch_view& before) const;
     /// @return the segment's mass
     double record_blocks(std::int32_t segment, const uniprefill::batch_view& before,
                          const uniprefill::selection& decided);
@@ -102,6 +105,7 @@ class basic_machine {
     std::int32_t layer_ = 0;
     segment next_ = segment::project_qkv;
     uniprefill::selection decided_{}; ///< of this layer, where it is carried out after attention
+    std::optional<layer_lists> lists_; ///< where the session asks for them
 
     std::int64_t q_elements_;
     std::int64_t kv_elements_;

@@ -3,6 +3,8 @@
 
 #include "engine/model/session.hpp"
 
+#include "engine/error.hpp"
+
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -44,6 +46,12 @@ basic_session<Ops>::basic_session(const basic_weights<Ops>& model, Ops& ops, ses
     if (!cache_) {
         cache_ = std::make_unique<contiguous_kv_store>(config.layers, options_.max_requests, config.kv_heads,
                                                        config.head_dim);
+    }
+    if (options_.lists) {
+        if (options_.decide_at_end) {
+            throw error("lists", "none where decisions are taken when the prompt ends", "some");
+        }
+        throw_if_failed(uniprefill::validate(*options_.lists));
     }
     const auto num_selecting = static_cast<std::int32_t>(options_.selecting.size());
     sparsifier_ = std::make_unique<sparsifier>(

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace engine {
@@ -26,6 +27,8 @@ struct session_options {
     std::int32_t num_observations = 128; ///< n
     uniprefill::propagation propagation = uniprefill::propagation::cumulative;
     std::vector<uniprefill::selecting_layer<uniprefill::selection_rule>> selecting; ///< empty: dense
+    /// Which blocks of keys each query head reads at every layer, of a prefill's own rows; none: all of them.
+    std::optional<uniprefill::list_options<>> lists;
     /// Attends with every row and drops afterwards, as the published system does. For the test that kept rows
     /// come out the same; it costs the attention of the dropped rows.
     bool decide_after_attention = false;

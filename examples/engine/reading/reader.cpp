@@ -17,6 +17,7 @@ session_options session_under(const policy& policy) {
     options.block_rows = policy.block_rows;
     options.num_observations = policy.num_observations;
     options.propagation = policy.propagation;
+    options.lists = policy.lists;
     for (const layer_rule& rule : policy.rules) {
         options.selecting.push_back({rule.layer, rule.rule, nullptr});
     }

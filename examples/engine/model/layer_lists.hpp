@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+#pragma once
+
+#include "engine/cpu/attention.hpp"
+#include "engine/model/session.hpp"
+
+#include <uniprefill/uniprefill.hpp>
+
+#include <cstdint>
+#include <vector>
+
+namespace engine {
+
+/// The block lists of the layer that a step is at: masses by head, what the library lists, and where each
+/// segment's keys begin among those that its layer holds.
+class layer_lists {
+  public:
+    layer_lists(const uniprefill::limits& bounds, const uniprefill::list_options<>& options);
+
+    /// Where the step's look writes masses by head (prefill_step::want_head_masses()).
+    uniprefill::head_mass_view masses();
+
+    /// Lists for a look that has just been taken.
+    /// @param faults [num_segments] of it
+    /// @param rows   those that entered the layer, with their cached_lens
+    void make(const std::int64_t* faults, const uniprefill::batch_view& rows);
+
+    /// What the queries of a segment read.
+    cpu::key_lists of_segment(std::int32_t segment) const;
+    /// Keys of its request up to the segment's last row.
+    std::int32_t keys_of_segment(std::int32_t segment) const {
+        return ends_[static_cast<std::size_t>(segment)];
+    }
+
+  private:
+    uniprefill::limits bounds_;
+    uniprefill::list_options<> options_;
+    std::vector<std::int64_t> masses_; // [free | forced][num_heads, max_blocks]
+    library_memory list_memory_;
+    library_memory scratch_;
+    uniprefill::block_lists lists_;
+    std::vector<std::int64_t> begins_; // [num_segments] the key that block 0 begins with
+    std::vector<std::int32_t> ends_;   // [num_segments]
+};
+
+} // namespace engine
