@@ -111,9 +111,6 @@ inline status drop_ledger<backend::cuda>::check_wishes(const step_wishes<Slots, 
     const step_arrays<Index, Slot>& out = wishes.out;
     UNIPREFILL_TRY(check_layers(wishes.layers));
     UNIPREFILL_TRY(detail::check(out));
-    if (out.chunks != nullptr) {
-        return failure(status_code::not_supported, "step_arrays.chunks", "null on a device", 1);
-    }
     const bool by_request = out.cached_lens != nullptr || out.seq_lens != nullptr ||
                             out.cu_seqlens != nullptr || out.num_pages != nullptr ||
                             out.partial_pages != nullptr;
