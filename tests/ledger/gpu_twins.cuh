@@ -287,6 +287,18 @@ class ledger_twins {
         check_states();
     }
 
+    /// The same as the previous pipeline stage tells it.
+    void run_step(const up::stage_rows& on_host, const up::stage_rows& on_device) {
+        must(host().begin_step(on_host.batch, on_host.request_ids, step_));
+        must(host().append(step_, 0, on_host.entering));
+        must(host().commit_step(step_));
+        must(device.begin_step(on_device.batch, on_device.request_ids, twin_, nullptr));
+        must(device.append(twin_, 0, on_device.entering, nullptr));
+        must(device.commit_step(twin_, nullptr));
+        check_states();
+        forget_uploads();
+    }
+
     up::held_rows held(std::int32_t request, std::int32_t layer) { return owner_.rows(request, layer); }
     positions positions_of(std::int32_t request, std::int32_t layer) { return owner_.held(request, layer); }
     void keep_only(std::int32_t layer, const rows_batch& kept) {
