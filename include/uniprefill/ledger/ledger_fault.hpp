@@ -98,7 +98,8 @@ class ledger_fault {
     [[nodiscard]] UNIPREFILL_HOST_API status to_status() const noexcept {
         return status_of(what(), request(), layer(), came());
     }
-    /// The same of a refusal that was never a word, so that all of @p came is left. O(1), pure.
+    /// The same of a refusal that was never a word, so that all of @p came is left. O(1), pure: safe on
+    /// any thread, deterministic.
     [[nodiscard]] static UNIPREFILL_HOST_API status status_of(ledger_complaint what, std::int32_t request,
                                                               std::int32_t layer, double came) noexcept {
         const auto bad = [&](status_code code, const char* argument, const char* expected) {
