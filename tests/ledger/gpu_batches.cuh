@@ -53,6 +53,7 @@ class recorded_batch {
         , inputs_(room)
         , outputs_(room) {
         check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+        check_cuda(cudaDeviceSynchronize(), "synchronize"); // the stream doesn't wait for what filled memory
     }
     recorded_batch(const recorded_batch&) = delete;
     recorded_batch& operator=(const recorded_batch&) = delete;

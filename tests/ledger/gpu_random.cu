@@ -82,6 +82,7 @@ class random_pair {
             token = below(100'000);
         }
         text_there_ = device_array<std::int32_t>(text_);
+        check_cuda(cudaDeviceSynchronize(), "synchronize");
     }
 
     /// Does more operations, first on the host. The device is still at them when this returns.

@@ -140,9 +140,11 @@ TEST_CASE("a request saved on the device is what the host saves, and either rest
                 longest = std::max(longest, expected.back().size());
             }
             saved_buffers saved(ids.size(), longest);
+            const std::int32_t* const ids_there = twins.upload(ids);
+            const std::int32_t* const left_there = twins.upload(left);
             launches_only([&] {
-                return twins.device.save(twins.upload(ids), twins.upload(left), count, saved.data(),
-                                         saved.stride(), saved.sizes(), nullptr);
+                return twins.device.save(ids_there, left_there, count, saved.data(), saved.stride(),
+                                         saved.sizes(), nullptr);
             });
             saved.check(expected);
             twins.check_states();
@@ -153,8 +155,9 @@ TEST_CASE("a request saved on the device is what the host saves, and either rest
                 id = id < 0 ? -1 : requests - 1 - id;
             }
             others.admit(to);
+            const std::int32_t* const to_there = others.upload(to);
             launches_only([&] {
-                return others.device.restore(others.upload(to), count, saved.data(), saved.stride(),
+                return others.device.restore(to_there, count, saved.data(), saved.stride(),
                                              random.chance(0.5) ? saved.sizes() : nullptr, nullptr);
             });
             for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -173,8 +176,8 @@ TEST_CASE("a request saved on the device is what the host saves, and either rest
             }
             const std::size_t most = up::drop_ledger<backend_cuda>::max_saved_bytes(twins.bounds());
             saved_buffers again(ids.size(), (most + 7) / 8 * 8);
-            must(twins.device.save(twins.upload(ids), nullptr, count, again.data(), again.stride(), nullptr,
-                                   nullptr));
+            must(
+                twins.device.save(ids_there, nullptr, count, again.data(), again.stride(), nullptr, nullptr));
             for (std::size_t i = 0; i < ids.size(); ++i) {
                 again.fill(i, whole[i]);
             }
@@ -293,7 +296,7 @@ TEST_CASE("saving and restoring on a device at the wrong time") {
         return;
     }
     ledger_twins twins = make_server(set_relation::nested, 6);
-    twins.admit({1, 2, 4});
+    twins.admit({1, 2, 4, 5});
     const bytes good = save_on_host(twins, 0, 700);
     saved_buffers buffers(1, good.size() + 8);
     const auto save = [&](std::int32_t id, const std::int32_t* num_tokens, std::size_t stride) {
@@ -368,6 +371,22 @@ TEST_CASE("saving and restoring on a device at the wrong time") {
     REQUIRE(twins.fault_status().request == 2);
     twins.forget_fault();
     twins.check_states();
+
+    // More bytes than a buffer has room for, by the array or by the buffer itself.
+    saved_buffers small(1, good.size());
+    bytes longer = good;
+    put(longer, 8, std::uint64_t{good.size() + 8});
+    for (const bytes& saved : {good, longer}) {
+        small.fill(0, saved);
+        small.upload();
+        const std::uint64_t* const sizes = twins.upload(std::vector<std::uint64_t>{good.size() + 8});
+        must(twins.device.restore(twins.upload(numbers{5}), 1, small.data(), small.stride(),
+                                  saved == good ? sizes : nullptr, nullptr));
+        REQUIRE(twins.fault() == ledger_complaint::saved_bytes);
+        REQUIRE(twins.fault_status().request == 5);
+        twins.forget_fault();
+        twins.check_states();
+    }
 
     // What the host can see.
     const std::int32_t* const ids = twins.upload(numbers{0, 1});
