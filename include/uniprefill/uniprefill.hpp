@@ -34,6 +34,7 @@
 #include <uniprefill/ledger/ledger_limits.hpp>
 #include <uniprefill/ledger/page_signature.hpp>
 #include <uniprefill/ledger/pages.hpp>
+#include <uniprefill/ledger/request_texts.hpp>
 #include <uniprefill/ledger/saved_request.hpp>
 #include <uniprefill/ledger/stage_rows.hpp>
 #include <uniprefill/ledger/step_arrays.hpp>

@@ -12,7 +12,6 @@ using uniprefill_test::has_device;
 using up::ledger_complaint;
 using up::request_tag;
 using up::set_relation;
-using up::status_code;
 
 namespace {
 
@@ -198,7 +197,8 @@ class random_run {
         const rows_batch batch = arrivals();
         wanted_arrays wanted{static_cast<std::int32_t>(batch.ids.size()) + random_.between(0, 2),
                              static_cast<std::int32_t>(batch.packed.size()) + random_.between(0, 40), page,
-                             random_.chance(0.5) ? 0 : random_.between(1, 60)};
+                             random_.chance(0.5) ? 0 : random_.between(1, 60),
+                             random_.chance(0.5) ? 64 : random_.between(1, 40)};
         twins_.begin(batch, random_.chance(0.7), wanted, view_, table_, random_.chance(0.5));
         std::vector<rows_batch> entered(shape_.layer_sets.size(), batch);
         for (std::int32_t set = 1; set < twins_.bounds().num_sets; ++set) {
@@ -371,14 +371,26 @@ TEST_CASE("a device ledger refuses what the host's refuses, and changes nothing"
     batch.add(0, static_cast<request_tag>(9), range(20, 21));
     begin_refused(batch, ledger_complaint::tag, 0);
 
+    // Room for one chunk of two: the first is told, and a fault.
     {
-        up::ledger_step step;
+        rows_batch rows;
+        rows.add(0, request_tag::chunk, range(20, 30));
+        const device_array<std::int32_t> chunks(std::vector<std::int32_t>(4, -77));
         up::step_wishes<> wishes;
-        wishes.out.chunks = twins.upload(std::vector<std::int32_t>{0, 0});
-        const up::status refused = twins.device.begin_step(twins.view_of(first, true),
-                                                           twins.upload(first.ids), step, wishes, nullptr);
-        REQUIRE(refused.code == status_code::not_supported);
-        REQUIRE_FALSE(step.open());
+        wishes.layers = {2, 1, nullptr};
+        wishes.out.chunks = chunks.data();
+        wishes.out.num_requests = wishes.out.num_chunks = 1;
+        wishes.out.num_rows = 10;
+        wishes.out.chunk_rows = 8;
+        up::ledger_step twin;
+        must(twins.device.begin_step(twins.view_of(rows, true), twins.upload(rows.ids), twin, wishes,
+                                     nullptr));
+        must(twins.device.abort_step(twin, nullptr));
+        REQUIRE(chunks.get() == std::vector<std::int32_t>{0, 0, -77, -77});
+        REQUIRE(twins.fault() == ledger_complaint::too_few_chunks);
+        REQUIRE(twins.fault_status().layer == 2);
+        twins.forget_fault();
+        twins.check_states();
     }
 
     // Appends: what the host refuses as a whole, the device refuses for the request.

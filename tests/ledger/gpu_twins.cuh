@@ -14,6 +14,7 @@
 #include <uniprefill/ledger/drop_ledger.cuh>
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 
 namespace ledger_test {
@@ -35,6 +36,9 @@ struct wanted_arrays {
     std::int32_t num_rows;
     std::int32_t page_tokens;
     std::int32_t window;
+    std::int32_t chunk_rows = 64;
+
+    std::int32_t num_chunks() const { return num_requests + num_rows / chunk_rows; }
 };
 
 /// step_arrays that own their memory, on the host or, once as much again, on the device.
@@ -46,10 +50,11 @@ class told_arrays {
         , layers_(static_cast<std::size_t>(layers)) {
         const std::size_t requests = layers_ * static_cast<std::size_t>(wanted.num_requests);
         const std::size_t rows = layers_ * static_cast<std::size_t>(wanted.num_rows);
-        const std::size_t sizes[] = {requests, requests, requests + layers_, requests, requests, rows,
-                                     rows,     rows};
+        const std::size_t chunks = layers_ * 2 * static_cast<std::size_t>(wanted.num_chunks());
+        const std::size_t sizes[] = {requests, requests, requests + layers_, requests, requests, rows, rows,
+                                     rows,     chunks};
         std::size_t all = 0;
-        for (std::size_t i = 0; i < 8; ++i) {
+        for (std::size_t i = 0; i < std::size(sizes); ++i) {
             begins_[i] = all;
             all += sizes[i];
         }
@@ -65,7 +70,7 @@ class told_arrays {
         const std::vector<Index> came = on_device_.get();
         for (std::size_t i = 0; i < host_.size(); ++i) {
             if (came[i] != host_[i]) {
-                const auto part = std::upper_bound(begins_, begins_ + 8, i) - begins_ - 1;
+                const auto part = std::upper_bound(begins_, begins_ + 9, i) - begins_ - 1;
                 FAIL("array " << part << ", entry " << i - begins_[part] << ": " << came[i]
                               << " on the device, " << host_[i] << " on the host");
             }
@@ -80,10 +85,12 @@ class told_arrays {
         made.num_rows = wanted_.num_rows;
         made.page_tokens = wanted_.page_tokens;
         made.window = wanted_.window;
+        made.num_chunks = wanted_.num_chunks();
+        made.chunk_rows = wanted_.chunk_rows;
         Index** const arrays[] = {&made.cached_lens, &made.seq_lens,      &made.cu_seqlens,
                                   &made.num_pages,   &made.partial_pages, &made.row_positions,
-                                  &made.write_rows,  &made.window_rows};
-        for (std::size_t i = 0; i < 8; ++i) {
+                                  &made.write_rows,  &made.window_rows,   &made.chunks};
+        for (std::size_t i = 0; i < std::size(arrays); ++i) {
             *arrays[i] = indices + begins_[i];
         }
         made.slots = slots;
@@ -92,7 +99,7 @@ class told_arrays {
 
     wanted_arrays wanted_;
     std::size_t layers_;
-    std::size_t begins_[8];
+    std::size_t begins_[9];
     std::vector<Index> host_;
     std::vector<Slot> slots_;
     device_array<Index> on_device_;
@@ -132,8 +139,18 @@ class ledger_twins {
     up::ledger_complaint fault() const { return read_fault().what(); }
     up::status fault_status() const { return read_fault().to_status(); }
     void forget_fault() { must(device.clear_fault(nullptr)); }
+    /// The device has refused what the host did (or neither has), for the same reason; forgets it.
+    void check_refusal(const up::status& host) {
+        const up::status came = fault_status();
+        INFO("host: " << text(host) << "; device: " << text(came));
+        REQUIRE(came.code == host.code);
+        REQUIRE(came.request == host.request);
+        REQUIRE(came.layer == host.layer);
+        REQUIRE((host.ok() || std::string(came.argument) == host.argument));
+        forget_fault();
+    }
 
-    /// A copy in device memory that stays until the next step ends.
+    /// A copy in device memory that stays until the next step ends, or forget_uploads().
     template <class T>
     T* upload(const std::vector<T>& values) {
         auto array = std::make_shared<device_array<T>>(values);
@@ -209,6 +226,56 @@ class ledger_twins {
         check_states();
         kept_.clear();
     }
+    /// Uploaded arrays aren't needed any more.
+    void forget_uploads() { kept_.clear(); }
+    void admit(const std::vector<std::int32_t>& ids) {
+        for (const std::int32_t id : ids) {
+            if (id >= 0) {
+                must(host().admit(id));
+            }
+        }
+        must(device.admit(upload(ids), static_cast<std::int32_t>(ids.size()), nullptr));
+    }
+    /// A new request gets rows of which layers keep some, then decoded ones. @return its positions
+    std::int32_t grow_at_random(std::int32_t id, std::int32_t longest_chunk,
+                                property::random_numbers& random) {
+        admit({id});
+        std::int32_t tokens = 0;
+        for (int chunk = random.between(0, 3); chunk > 0; --chunk) {
+            const std::int32_t end = std::min(tokens + random.between(0, longest_chunk), bounds().max_tokens);
+            const std::int32_t set = random.between(0, bounds().num_sets - 1);
+            const double share = set == 0 || random.chance(0.2) ? 1 : random.unit();
+            rows_batch rows, fewer;
+            positions kept;
+            for (std::int32_t position = tokens; position < end; ++position) {
+                if (random.chance(share)) {
+                    kept.push_back(position);
+                }
+            }
+            rows.add(id, up::request_tag::chunk, range(tokens, end));
+            fewer.add(id, up::request_tag::chunk, kept);
+            const auto& sets = owner_.layer_sets();
+            const auto first = std::find(sets.begin(), sets.end(), set);
+            run_step(rows, static_cast<std::int32_t>(first - sets.begin()), fewer);
+            tokens = end;
+        }
+        const std::int32_t end = std::min(tokens + random.between(0, 9), bounds().max_tokens);
+        rows_batch decoded;
+        decoded.add(id, up::request_tag::verify, range(tokens, end));
+        run_step(decoded, 0, decoded);
+        forget_uploads();
+        return end;
+    }
+    /// Calls @p call while a step is open on both, which is aborted afterwards.
+    template <class Call>
+    void with_open_step(const rows_batch& batch, Call call) {
+        const std::int32_t* const ids = upload(batch.ids);
+        must(host().begin_step(batch.view(), batch.ids.data(), step_));
+        must(device.begin_step(view_of(batch, true), ids, twin_, nullptr));
+        call();
+        must(host().abort_step(step_));
+        must(device.abort_step(twin_, nullptr));
+    }
     /// A whole step on both, of which some rows enter @p layer.
     void run_step(const rows_batch& batch, std::int32_t layer, const rows_batch& fewer) {
         must(host().begin_step(batch.view(), batch.ids.data(), step_));
@@ -218,6 +285,18 @@ class ledger_twins {
         must(device.append(twin_, layer, view_of(fewer, true), nullptr));
         must(device.commit_step(twin_, nullptr));
         check_states();
+    }
+
+    /// The same as the previous pipeline stage tells it.
+    void run_step(const up::stage_rows& on_host, const up::stage_rows& on_device) {
+        must(host().begin_step(on_host.batch, on_host.request_ids, step_));
+        must(host().append(step_, 0, on_host.entering));
+        must(host().commit_step(step_));
+        must(device.begin_step(on_device.batch, on_device.request_ids, twin_, nullptr));
+        must(device.append(twin_, 0, on_device.entering, nullptr));
+        must(device.commit_step(twin_, nullptr));
+        check_states();
+        forget_uploads();
     }
 
     up::held_rows held(std::int32_t request, std::int32_t layer) { return owner_.rows(request, layer); }

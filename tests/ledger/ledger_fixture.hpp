@@ -40,6 +40,15 @@ inline positions range(std::int32_t begin, std::int32_t end) {
     return made;
 }
 
+/// Positions at equal distances.
+inline positions every(std::int32_t step, std::int32_t begin, std::int32_t end) {
+    positions made;
+    for (std::int32_t position = begin; position < end; position += step) {
+        made.push_back(position);
+    }
+    return made;
+}
+
 class owned_ledger {
   public:
     owned_ledger(const up::ledger_limits& bounds, std::vector<std::int32_t> layer_sets)

@@ -12,18 +12,6 @@ using namespace ledger_test;
 using up::request_tag;
 using up::set_relation;
 
-namespace {
-
-positions every(std::int32_t step, std::int32_t begin, std::int32_t end) {
-    positions made;
-    for (std::int32_t position = begin; position < end; position += step) {
-        made.push_back(position);
-    }
-    return made;
-}
-
-} // namespace
-
 TEST_CASE("state follows the documented formula", "[ledger]") {
     const auto round_up = [](std::size_t bytes) { return (bytes + 63) / 64 * 64; };
     const auto formula = [&](const up::ledger_limits& l) {

@@ -4,6 +4,7 @@
 // The ledger against lists of positions: random lives of requests, every query compared after every
 // operation.
 
+#include "ledger/ledger_shapes.hpp"
 #include "ledger/naive_ledger.hpp"
 #include "ledger/random_subset.hpp"
 #include "property/random.hpp"
@@ -36,12 +37,6 @@ void expect(bool good, const char* what, std::int32_t request, std::int32_t laye
     }
 }
 
-struct shape {
-    const char* name;
-    set_relation relation;
-    std::vector<std::int32_t> layer_sets;
-};
-
 struct running_step {
     naive_step naive;
     up::ledger_step step;
@@ -54,9 +49,9 @@ struct running_step {
 
 class simulation {
   public:
-    simulation(const shape& what, std::uint64_t seed)
+    simulation(const ledger_shape& what, std::uint64_t seed)
         : shape_(what)
-        , owner_(bounds_of(what), what.layer_sets)
+        , owner_(what.bounds(max_requests, max_tokens), what.layer_sets)
         , naive_(what.layer_sets)
         , random_(seed) {
         for (std::int32_t i = 0; i < max_requests * 400; ++i) {
@@ -81,11 +76,6 @@ class simulation {
     std::map<std::string, std::int64_t> done;
 
   private:
-    static up::ledger_limits bounds_of(const shape& what) {
-        return {max_requests, max_tokens, static_cast<std::int32_t>(what.layer_sets.size()),
-                *std::max_element(what.layer_sets.begin(), what.layer_sets.end()) + 1, what.relation};
-    }
-
     // The generator's own arithmetic, the same in every standard library.
     std::int32_t below(std::int32_t n) {
         return static_cast<std::int32_t>(random_() % static_cast<std::uint64_t>(n));
@@ -518,7 +508,7 @@ class simulation {
         ++done["step compared"];
     }
 
-    const shape& shape_;
+    const ledger_shape& shape_;
     owned_ledger owner_;
     naive_ledger naive_;
     std::mt19937_64 random_;
@@ -530,19 +520,10 @@ class simulation {
 } // namespace
 
 TEST_CASE("10^5 random operations against lists of positions", "[ledger]") {
-    const shape shapes[] = {
-        {"cumulative", set_relation::nested, {0, 0, 1, 1, 2, 3, 3}},
-        {"revived", set_relation::independent, {0, 0, 1, 1, 0, 2, 0, 3}},
-        {"every layer selects", set_relation::nested, {0, 1, 2, 3, 4, 5, 6, 7, 8}},
-        {"any rows in any layer", set_relation::independent, {1, 2, 3, 2, 4}},
-        {"set 0 after another", set_relation::independent, {1, 0, 2, 1}},
-        {"nested from the first layer on", set_relation::nested, {1, 1, 2}},
-        {"nothing selects", set_relation::nested, {0, 0}},
-    };
     const int operations[] = {30'000, 30'000, 15'000, 10'000, 5'000, 7'000, 3'000};
     std::map<std::string, std::int64_t> done;
-    for (std::size_t i = 0; i < std::size(shapes); ++i) {
-        simulation simulated(shapes[i], property::base_seed() + i);
+    for (std::size_t i = 0; i < std::size(ledger_shapes); ++i) {
+        simulation simulated(ledger_shapes[i], property::base_seed() + i);
         simulated.run(property::scaled(operations[i]));
         for (const auto& [what, times] : simulated.done) {
             done[what] += times;

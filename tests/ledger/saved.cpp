@@ -3,6 +3,7 @@
 
 // A request as a flat buffer: to another slot, another ledger, and back; and every buffer that is none.
 
+#include "ledger/forged.hpp"
 #include "ledger/refusals.hpp"
 
 #include "property/random.hpp"
@@ -14,8 +15,6 @@ using up::status_code;
 
 namespace {
 
-using bytes = std::vector<std::byte>;
-
 bytes save(owned_ledger& owner, std::int32_t request) {
     std::size_t size = 0;
     must(owner.ledger.saved_bytes(request, size));
@@ -24,14 +23,6 @@ bytes save(owned_ledger& owner, std::int32_t request) {
     must(owner.ledger.save(request, saved.data() + 1, size)); // any alignment
     CHECK((saved.front() == std::byte{0x5a} && saved[size + 1] == std::byte{0x5a}));
     return {saved.begin() + 1, saved.begin() + 1 + static_cast<std::ptrdiff_t>(size)};
-}
-
-positions every(std::int32_t step, std::int32_t begin, std::int32_t end) {
-    positions made;
-    for (std::int32_t position = begin; position < end; position += step) {
-        made.push_back(position);
-    }
-    return made;
 }
 
 /// Layers 0 to 4, of which 0 and 2 select. Request 0: 700 positions, the first 600 with drops.
@@ -52,26 +43,6 @@ void check_same(owned_ledger& one, std::int32_t request, owned_ledger& other, st
         CHECK(one.held(request, layer) == other.held(copy, layer));
         CHECK(one.rows(request, layer).num_tokens() == other.rows(copy, layer).num_tokens());
     }
-}
-
-std::uint64_t mixed(std::uint64_t word, std::uint64_t index) {
-    return up::detail::checksum_part(word, index);
-}
-
-/// Gives a forged buffer the checksum that it needs.
-void sign(bytes& saved) {
-    std::uint64_t sum = 0;
-    for (std::size_t i = 0; i < saved.size() / 8; ++i) {
-        std::uint64_t word = 0;
-        std::memcpy(&word, saved.data() + 8 * i, i == 2 ? 0 : 8);
-        sum += mixed(word, i);
-    }
-    std::memcpy(saved.data() + 16, &sum, 8);
-}
-
-template <class Value>
-void put(bytes& saved, std::size_t at, Value value) {
-    std::memcpy(saved.data() + at, &value, sizeof value);
 }
 
 } // namespace
@@ -227,13 +198,7 @@ TEST_CASE("random buffers with a right checksum never make a ledger contradict i
         property::random_numbers random(property::base_seed());
         std::int32_t taken = 0;
         for (int i = 0; i < property::scaled(4000); ++i) {
-            bytes forged = good;
-            for (int change = random.between(1, 3); change > 0; --change) {
-                const int at = random.chance(0.7) ? random.between(24, 79)
-                                                  : random.between(0, static_cast<int>(good.size()) - 1);
-                forged[static_cast<std::size_t>(at)] = static_cast<std::byte>(random.between(0, 255));
-            }
-            sign(forged);
+            const bytes forged = forge_at_random(good, random);
             const bytes before = owner.snapshot();
             if (!owner.ledger.restore(2, forged.data(), forged.size()).ok()) {
                 REQUIRE(owner.is(before));

@@ -9,6 +9,8 @@
 #include <uniprefill/ledger/detail/cuda_ledger_state.cuh>
 #include <uniprefill/ledger/drop_ledger.hpp>
 #include <uniprefill/ledger/ledger_fault.hpp>
+#include <uniprefill/ledger/request_texts.hpp>
+#include <uniprefill/ledger/stage_rows.hpp>
 #include <uniprefill/ledger/step_wishes.hpp>
 
 #include <cstddef>
@@ -34,8 +36,8 @@ UNIPREFILL_BEGIN_NAMESPACE
 /// **Faults.** What only the device can see to be wrong is left in fault(): the status that the host's ledger
 /// would have returned, of the smallest slot if there are several. A step that can't begin isn't opened, and
 /// tells of no rows; a request whose append is refused keeps all its rows, and what was told of that append
-/// is void; a row without a page gets `no_slot`; a request that can't be rolled back, forked, admitted or
-/// released is left as it is, and the others go on. Nothing is written out of bounds.
+/// is void; a row without a page gets `no_slot`; a request that can't be rolled back, forked, admitted,
+/// released, saved or restored is left as it is, and the others go on. Nothing is written out of bounds.
 ///
 /// Deterministic. Thread safety: any number of ledgers at once; calls on one ledger, one after another, whose
 /// launches are ordered by one stream or by events.
@@ -96,6 +98,39 @@ class drop_ledger<backend::cuda> {
                                          const batch_view& kept, Index* from_rows, stream) noexcept;
     /// @}
 
+    /// @name Requests as flat buffers (saved_request.hpp)
+    /// The host's buffers byte for byte: what one saves the other restores. Buffer i of a call begins
+    /// i * stride bytes behind the first one; buffers and stride are multiples of 8. Copy them wherever it
+    /// suits, and any bytes beyond those saved may be left out. One launch each, a thread block for a
+    /// request.
+    /// @{
+
+    /// A stride that is enough for any request that fits, max_saved_bytes() of the host's ledger. Pure.
+    /// @pre validate(bounds).ok()
+    [[nodiscard]] static UNIPREFILL_HOST_API std::size_t
+    max_saved_bytes(const ledger_limits& bounds) noexcept;
+    /// Writes the state of requests in no open step, which stay. O(count * bytes). A fault, and no bytes, for
+    /// one that takes more than @p stride.
+    /// @param requests    [count] slots, or -1 for an empty place
+    /// @param num_tokens  [count] positions of each to write, as save_prefix() of the host's ledger; null:
+    /// all
+    /// @param[out] buffers [count, stride]
+    /// @param[out] bytes  [count] written; 0 for an empty place, or one that was refused. Null: not wanted
+    ///                    (saved_header::bytes says it, too)
+    template <class = void>
+    UNIPREFILL_HOST_API status save(const std::int32_t* requests, const std::int32_t* num_tokens,
+                                    std::int32_t count, void* buffers, std::size_t stride,
+                                    std::uint64_t* bytes, stream) const noexcept;
+    /// Empty requests get the state of saved ones, as the host's do: buffers are hostile until checked.
+    /// O(count * (bytes + sets * tokens / 64)). A fault for each that is refused; nothing is changed there.
+    /// @param requests [count] slots, or -1 for an empty place; none twice
+    /// @param buffers  [count, stride]
+    /// @param bytes    [count] that save() wrote of each; null: those that each buffer says
+    template <class = void>
+    UNIPREFILL_HOST_API status restore(const std::int32_t* requests, std::int32_t count, const void* buffers,
+                                       std::size_t stride, const std::uint64_t* bytes, stream) noexcept;
+    /// @}
+
     /// As the host's. One launch, of one thread block more than @p wishes needs: O(layers * (rows * log
     /// requests + requests)). Each thread block looks at all positions of the batch: without them, which says
     /// the same, many rows cost less.
@@ -153,6 +188,48 @@ class drop_ledger<backend::cuda> {
                                                const page_tables& tables, std::int32_t* pages,
                                                std::int32_t capacity, std::int32_t* num_pages,
                                                stream) const noexcept;
+
+    /// Signs pages as the host's: of each of several requests in each of several layers. One launch, a warp
+    /// for each of these: O(tokens * (1 + sets / 64)), one after another, as a signature goes on from that of
+    /// the page before. Rows of an open step count.
+    /// @param requests [count] slots, or -1 for an empty place
+    /// @param signer   read by the host: a graph keeps key and policy
+    /// @param texts    int32, uint32 or int64 tokens; a fault for a request of more positions than the stride
+    /// @param page_tokens rows of a page
+    /// @param[out] signatures [layers, count, capacity]; entries behind a request's pages stay as they are
+    /// @param capacity  a fault for a request that has more pages in a layer
+    /// @param[out] num_pages [layers, count] signed; 0 for an empty place, or one that was refused
+    template <class Token>
+    UNIPREFILL_HOST_API status sign_pages(const std::int32_t* requests, std::int32_t count,
+                                          const layer_list& layers, const page_signer& signer,
+                                          const request_texts<Token>& texts, std::int32_t page_tokens,
+                                          page_signature* signatures, std::int32_t capacity,
+                                          std::int32_t* num_pages, stream) const noexcept;
+
+    /// @name What a pipeline stage tells the next one (stage_rows.hpp)
+    /// The host's words: a buffer written by one may be read by the other. One launch each.
+    /// @{
+
+    /// Writes what the next stage needs. O(requests + rows). Where offsets make no sense: a fault, and a
+    /// buffer that the next stage refuses.
+    /// @param batch       of the step: tags and cu_seqlens are read
+    /// @param request_ids [num_requests]
+    /// @param leaving     rows that leave the stage: cu_seqlens and positions are read; num_rows at least the
+    ///                    last of cu_seqlens
+    /// @param[out] words  [size], size at least stage_rows_words() for leaving.num_rows
+    template <class = void>
+    UNIPREFILL_HOST_API status write_stage_rows(const batch_view& batch, const std::int32_t* request_ids,
+                                                const batch_view& leaving, std::int32_t* words,
+                                                std::int64_t size, stream) const noexcept;
+    /// Views into @p words, for begin_step() and append(), which judge them. O(1). Where the buffer isn't of
+    /// this format, or of other numbers: a fault, and an offset in it that begin_step() refuses.
+    /// @param num_requests that the step has, empty places included
+    /// @param num_rows     that it has at most
+    template <class = void>
+    UNIPREFILL_HOST_API status read_stage_rows(std::int32_t* words, std::int64_t size,
+                                               std::int32_t num_requests, std::int32_t num_rows,
+                                               stage_rows& came, stream) const noexcept;
+    /// @}
 
     /// The word that ledger_fault reads, in device memory; copy it whenever it suits.
     [[nodiscard]] UNIPREFILL_HOST_API const std::uint64_t* fault() const noexcept;

@@ -15,32 +15,51 @@ UNIPREFILL_BEGIN_NAMESPACE
 /// Why something was refused.
 enum class ledger_complaint : std::int32_t {
     none,
-    offsets,          ///< cu_seqlens that don't start at 0, fall, or don't end at num_rows
-    tag,              ///< no request_tag
-    empty_place,      ///< rows for slot -1
-    unknown_request,  ///< a slot that isn't admitted
-    busy_request,     ///< in an open step, or listed twice
-    second_prefill,   ///< a prefill of a request that has positions
-    too_many_tokens,  ///< more positions than max_tokens
-    gap,              ///< positions that don't go on from the last one
-    not_in_step,      ///< a request that isn't in the open step
-    entering_count,   ///< fewer rows than must enter the layer
-    entering_order,   ///< positions that don't ascend, or aren't of this step
-    entering_dropped, ///< rows that didn't enter the layer before
-    layer,            ///< a list of layers that names one which isn't there
-    wanted,           ///< offsets of spans that fall, or are beyond the spans
-    too_few_entries,  ///< more rows enter a layer than step_arrays::num_rows
-    no_page,          ///< a row without a page
-    slot_too_large,   ///< a slot that the index type can't hold
-    whole_layer,      ///< a layer of set 0 gives up nothing
-    kept_position,    ///< positions that don't ascend, or that the layer doesn't hold
-    kept_by_next_set, ///< the next nested set holds a position that isn't kept
-    rollback,         ///< more positions than there are
-    taken,            ///< a slot that isn't free
-    table_span,       ///< entries in use that a table doesn't have
-    table_page,       ///< an entry in use that names no page
-    too_many_pages,   ///< more pages than there is room for
-    too_many_logits,  ///< more rows need logits than there is room for
+    offsets,             ///< cu_seqlens that don't start at 0, fall, or don't end at num_rows
+    tag,                 ///< no request_tag
+    empty_place,         ///< rows for slot -1
+    unknown_request,     ///< a slot that isn't admitted
+    busy_request,        ///< in an open step, or listed twice
+    second_prefill,      ///< a prefill of a request that has positions
+    too_many_tokens,     ///< more positions than max_tokens
+    gap,                 ///< positions that don't go on from the last one
+    not_in_step,         ///< a request that isn't in the open step
+    entering_count,      ///< fewer rows than must enter the layer
+    entering_order,      ///< positions that don't ascend, or aren't of this step
+    entering_dropped,    ///< rows that didn't enter the layer before
+    layer,               ///< a list of layers that names one which isn't there
+    wanted,              ///< offsets of spans that fall, or are beyond the spans
+    too_few_entries,     ///< more rows enter a layer than step_arrays::num_rows
+    too_few_chunks,      ///< and more chunks than step_arrays::num_chunks
+    no_page,             ///< a row without a page
+    slot_too_large,      ///< a slot that the index type can't hold
+    whole_layer,         ///< a layer of set 0 gives up nothing
+    kept_position,       ///< positions that don't ascend, or that the layer doesn't hold
+    kept_by_next_set,    ///< the next nested set holds a position that isn't kept
+    rollback,            ///< more positions than there are
+    taken,               ///< a slot that isn't free
+    table_span,          ///< entries in use that a table doesn't have
+    table_page,          ///< an entry in use that names no page
+    too_many_pages,      ///< more pages than there is room for
+    too_many_logits,     ///< more rows need logits than there is room for
+    text,                ///< a text shorter than the request
+    too_many_signatures, ///< more pages to sign than there is room for
+    stage_words,         ///< a buffer that no pipeline stage wrote, or one of other requests
+    has_positions,       ///< a request that isn't empty can't be restored
+    saved_room,          ///< less room than a saved request takes
+    saved_bytes,         ///< fewer or more bytes than were saved
+    saved_magic,         ///< no saved request, or one of another byte order
+    saved_version,       ///< of another version
+    saved_checksum,      ///< damaged
+    saved_num_layers,    ///< of a ledger of other layers
+    saved_num_sets,      ///< or other sets
+    saved_relation,      ///< or another relation of these
+    saved_num_tokens,    ///< more positions than max_tokens
+    saved_dense_from,    ///< stored positions that the request doesn't have
+    saved_length,        ///< other bytes than so many positions take
+    saved_layer_sets,    ///< a layer of another set
+    saved_planes,        ///< sets that don't exist, or positions behind the last one stored
+    saved_below,         ///< lengths that the stored positions don't have
 };
 
 /// The first refusal, by slot and layer, of those since the word was cleared: 64 bits, the smallest of which
@@ -77,11 +96,17 @@ class ledger_fault {
 
     /// As the host's ledger says it. O(1), pure: safe on any thread, deterministic.
     [[nodiscard]] UNIPREFILL_HOST_API status to_status() const noexcept {
-        const auto bad = [this](status_code code, const char* argument, const char* expected) {
-            return failure(code, argument, expected, came()).at_request(request()).at_layer(layer());
+        return status_of(what(), request(), layer(), came());
+    }
+    /// The same of a refusal that was never a word, so that all of @p came is left. O(1), pure: safe on
+    /// any thread, deterministic.
+    [[nodiscard]] static UNIPREFILL_HOST_API status status_of(ledger_complaint what, std::int32_t request,
+                                                              std::int32_t layer, double came) noexcept {
+        const auto bad = [&](status_code code, const char* argument, const char* expected) {
+            return failure(code, argument, expected, came).at_request(request).at_layer(layer);
         };
         constexpr auto invalid = status_code::invalid_argument;
-        switch (what()) {
+        switch (what) {
         case ledger_complaint::none:
             return success();
         case ledger_complaint::offsets:
@@ -117,6 +142,9 @@ class ledger_fault {
         case ledger_complaint::too_few_entries:
             return bad(status_code::out_of_range, "step_arrays.num_rows",
                        "at least the rows that enter each layer");
+        case ledger_complaint::too_few_chunks:
+            return bad(status_code::out_of_range, "step_arrays.num_chunks",
+                       "at least the chunks of the rows that enter each layer");
         case ledger_complaint::no_page:
             return bad(status_code::capacity_exceeded, "slots", "a page for each row of the request");
         case ledger_complaint::slot_too_large:
@@ -140,6 +168,43 @@ class ledger_fault {
             return bad(status_code::capacity_exceeded, "capacity", "room for every page handed back");
         case ledger_complaint::too_many_logits:
             return bad(status_code::out_of_range, "size", "at least the rows that need logits");
+        case ledger_complaint::text:
+            return bad(status_code::out_of_range, "texts.stride", "at least the positions of each request");
+        case ledger_complaint::too_many_signatures:
+            return bad(status_code::capacity_exceeded, "capacity", "room for every page");
+        case ledger_complaint::stage_words:
+            return bad(invalid, "words",
+                       "what write_stage_rows() of this version wrote of the same requests");
+        case ledger_complaint::has_positions:
+            return bad(status_code::wrong_state, "request", "a request without positions");
+        case ledger_complaint::saved_room:
+            return bad(status_code::workspace_too_small, "bytes", "at least the bytes to be saved");
+        case ledger_complaint::saved_bytes:
+            return bad(invalid, "bytes", "the bytes that save() wrote");
+        case ledger_complaint::saved_magic:
+            return bad(invalid, "saved.magic", "a request saved on a machine of this byte order");
+        case ledger_complaint::saved_version:
+            return bad(status_code::not_supported, "saved.version", "saved_request_version");
+        case ledger_complaint::saved_checksum:
+            return bad(invalid, "saved.checksum", "that of the buffer as it was saved");
+        case ledger_complaint::saved_num_layers:
+            return bad(invalid, "saved.num_layers", "the layers of this ledger");
+        case ledger_complaint::saved_num_sets:
+            return bad(invalid, "saved.num_sets", "the sets of this ledger");
+        case ledger_complaint::saved_relation:
+            return bad(invalid, "saved.relation", "the relation of this ledger's sets");
+        case ledger_complaint::saved_num_tokens:
+            return bad(status_code::capacity_exceeded, "saved.num_tokens", "0..max_tokens");
+        case ledger_complaint::saved_dense_from:
+            return bad(invalid, "saved.dense_from", "0..saved.num_tokens");
+        case ledger_complaint::saved_length:
+            return bad(invalid, "saved.bytes", "the bytes of so many positions");
+        case ledger_complaint::saved_layer_sets:
+            return bad(invalid, "saved.layer_sets", "the set of each layer of this ledger");
+        case ledger_complaint::saved_planes:
+            return bad(invalid, "saved.planes", "sets of this ledger, and nothing behind dense_from");
+        case ledger_complaint::saved_below:
+            return bad(invalid, "saved.below", "the positions of each set that the planes hold");
         }
         return bad(invalid, "ledger_fault", "a word that a ledger wrote");
     }

@@ -23,7 +23,6 @@
 #include <uniprefill/ledger/layer_sets.hpp>
 
 #include <cstdint>
-#include <initializer_list>
 
 UNIPREFILL_BEGIN_NAMESPACE
 
@@ -53,83 +52,14 @@ inline constexpr std::int32_t stage_rows_format = 0x55505301;
                                                                  const std::int32_t* request_ids,
                                                                  const batch_view& leaving,
                                                                  std::int32_t* words,
-                                                                 std::int64_t size) noexcept {
-    const auto bad = [](const char* argument, const char* expected, std::int64_t came) {
-        return failure(status_code::invalid_argument, argument, expected, came);
-    };
-    const std::int32_t requests = batch.num_requests;
-    if (requests < 0 || leaving.num_requests != requests) {
-        return bad("leaving.num_requests", "the requests of the step", leaving.num_requests);
-    }
-    if (batch.space != memory_space::host || leaving.space != memory_space::host) {
-        return failure(status_code::not_supported, "batch.space", "host memory", 1);
-    }
-    if (requests > 0 && (batch.tags == nullptr || batch.cu_seqlens == nullptr || request_ids == nullptr ||
-                         leaving.cu_seqlens == nullptr)) {
-        return bad("batch", "tags, cu_seqlens and request_ids", 0);
-    }
-    if (leaving.num_rows < 0 || (leaving.num_rows > 0 && leaving.positions == nullptr)) {
-        return bad("leaving.positions", "num_rows positions", leaving.num_rows);
-    }
-    if (words == nullptr || size < stage_rows_words(requests, leaving.num_rows)) {
-        return failure(status_code::out_of_range, "size", "at least stage_rows_words()", size);
-    }
-    const auto put = [&words](std::int32_t value) { *words++ = value; };
-    put(stage_rows_format);
-    put(requests);
-    put(batch.num_rows);
-    put(leaving.num_rows);
-    for (std::int32_t r = 0; r < requests; ++r) {
-        put(request_ids[r]);
-    }
-    for (std::int32_t r = 0; r < requests; ++r) {
-        put(static_cast<std::int32_t>(batch.tags[r]));
-    }
-    for (const batch_view* of : {&batch, &leaving}) {
-        for (std::int32_t r = 0; r <= requests; ++r) {
-            put(requests > 0 ? of->cu_seqlens[r] : 0);
-        }
-    }
-    for (std::int32_t row = 0; row < leaving.num_rows; ++row) {
-        put(leaving.positions[row]);
-    }
-    return success();
-}
+                                                                 std::int64_t size) noexcept;
 
 /// Reads it: views into @p words, whose contents begin_step() and append() judge. O(1).
 /// @param words     [size]
 /// @param[out] came what the previous stage wrote
 /// Fails where the buffer is of another format, or shorter than its numbers say.
 [[nodiscard]] inline UNIPREFILL_HOST_API status read_stage_rows(const std::int32_t* words, std::int64_t size,
-                                                                stage_rows& came) noexcept {
-    const auto bad = [](const char* argument, const char* expected, std::int64_t value) {
-        return failure(status_code::invalid_argument, argument, expected, value);
-    };
-    if (words == nullptr || size < stage_rows_words(0, 0)) {
-        return bad("size", "at least the words of an empty step", size);
-    }
-    if (words[0] != stage_rows_format) {
-        return bad("words", "a buffer that write_stage_rows() of this version wrote", words[0]);
-    }
-    const std::int32_t requests = words[1];
-    const std::int32_t rows = words[3];
-    if (requests < 0 || words[2] < 0 || rows < 0 || size < stage_rows_words(requests, rows)) {
-        return bad("size", "at least the words of so many requests and rows", size);
-    }
-    static_assert(sizeof(request_tag) == sizeof(std::int32_t));
-    stage_rows made;
-    made.request_ids = words + 4;
-    made.batch.num_requests = made.batch.num_segments = requests;
-    made.batch.num_rows = words[2];
-    made.batch.tags = reinterpret_cast<const request_tag*>(made.request_ids + requests);
-    made.batch.cu_seqlens = made.request_ids + std::int64_t{2} * requests;
-    made.entering = made.batch;
-    made.entering.num_rows = rows;
-    made.entering.cu_seqlens = made.batch.cu_seqlens + requests + 1;
-    made.entering.positions = made.entering.cu_seqlens + requests + 1;
-    came = made;
-    return success();
-}
+                                                                stage_rows& came) noexcept;
 
 /// The map of a stage's layers, from that of the whole model: sets are renumbered in the order of their first
 /// use in the stage. O(num_layers * layers of the stage).
@@ -171,3 +101,5 @@ inline constexpr std::int32_t stage_rows_format = 0x55505301;
 }
 
 UNIPREFILL_END_NAMESPACE
+
+#include <uniprefill/ledger/detail/stage_rows.inl>

@@ -18,7 +18,7 @@ template <class Slots = contiguous_slots, class Index = std::int32_t, class Slot
 struct step_wishes {
     layer_list layers;            ///< an entry for each part of the arrays; `layers.layers` in device memory
     Slots slots{};                ///< tables in device memory; only needed where out.slots is wanted
-    step_arrays<Index, Slot> out; ///< in device memory; `chunks` must be null
+    step_arrays<Index, Slot> out; ///< in device memory
 };
 
 UNIPREFILL_END_NAMESPACE

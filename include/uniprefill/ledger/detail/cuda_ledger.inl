@@ -8,6 +8,9 @@
 #include <uniprefill/ledger/detail/cuda_ledger_life.cuh>
 #include <uniprefill/ledger/detail/cuda_ledger_pages.cuh>
 #include <uniprefill/ledger/detail/cuda_logits.cuh>
+#include <uniprefill/ledger/detail/cuda_saved.cuh>
+#include <uniprefill/ledger/detail/cuda_signatures.cuh>
+#include <uniprefill/ledger/detail/cuda_stage_rows.cuh>
 
 UNIPREFILL_BEGIN_NAMESPACE
 
@@ -32,6 +35,16 @@ static_assert((ledger_most_requests + 1 + ledger_most_requests / 32) * sizeof(st
                                                                const char* expected,
                                                                std::int64_t came) noexcept {
     return good ? success() : failure(status_code::invalid_argument, argument, expected, came);
+}
+/// Buffers of saved requests.
+[[nodiscard]] inline UNIPREFILL_HOST_API status check_saved(const void* buffers, std::size_t stride,
+                                                            std::int32_t count) noexcept {
+    UNIPREFILL_TRY(
+        require_ledger(count == 0 || buffers != nullptr, "buffers", "an address, not a null pointer", 0));
+    const std::uintptr_t over = (reinterpret_cast<std::uintptr_t>(buffers) | stride) % sizeof(std::uint64_t);
+    return over == 0 ? success()
+                     : failure(status_code::misaligned, "buffers",
+                               "address and stride that are multiples of 8", over);
 }
 [[nodiscard]] inline UNIPREFILL_HOST_API unsigned ledger_grid(std::int64_t blocks) noexcept {
     return static_cast<unsigned>(blocks < 1 ? 1 : blocks);
@@ -111,9 +124,6 @@ inline status drop_ledger<backend::cuda>::check_wishes(const step_wishes<Slots, 
     const step_arrays<Index, Slot>& out = wishes.out;
     UNIPREFILL_TRY(check_layers(wishes.layers));
     UNIPREFILL_TRY(detail::check(out));
-    if (out.chunks != nullptr) {
-        return failure(status_code::not_supported, "step_arrays.chunks", "null on a device", 1);
-    }
     const bool by_request = out.cached_lens != nullptr || out.seq_lens != nullptr ||
                             out.cu_seqlens != nullptr || out.num_pages != nullptr ||
                             out.partial_pages != nullptr;
@@ -229,6 +239,36 @@ inline status drop_ledger<backend::cuda>::keep_only(const std::int32_t* request_
     what.rows = kept;
     return detail::launch(device_, detail::keep_only_kernel<Index>, detail::ledger_grid(kept.num_requests),
                           detail::ledger_threads, 0, on, kernel_state(), what, layer, from_rows);
+}
+
+// Requests as flat buffers ----------------------------------------------------------------------------------
+
+inline std::size_t drop_ledger<backend::cuda>::max_saved_bytes(const ledger_limits& bounds) noexcept {
+    return drop_ledger<backend::host>::max_saved_bytes(bounds);
+}
+
+template <class>
+inline status drop_ledger<backend::cuda>::save(const std::int32_t* requests, const std::int32_t* num_tokens,
+                                               std::int32_t count, void* buffers, std::size_t stride,
+                                               std::uint64_t* bytes, stream on) const noexcept {
+    UNIPREFILL_TRY(check_slots(requests, count));
+    UNIPREFILL_TRY(detail::check_saved(buffers, stride, count));
+    const detail::cuda_save_task task{requests, num_tokens, count, static_cast<std::byte*>(buffers),
+                                      stride,   bytes};
+    return detail::launch(device_, detail::save_kernel<>, detail::ledger_grid(count), detail::ledger_threads,
+                          0, on, kernel_state(), task);
+}
+
+template <class>
+inline status drop_ledger<backend::cuda>::restore(const std::int32_t* requests, std::int32_t count,
+                                                  const void* buffers, std::size_t stride,
+                                                  const std::uint64_t* bytes, stream on) noexcept {
+    UNIPREFILL_TRY(check_slots(requests, count));
+    UNIPREFILL_TRY(detail::check_saved(buffers, stride, count));
+    const detail::cuda_restore_task task{requests, nullptr, count, static_cast<const std::byte*>(buffers),
+                                         stride,   bytes};
+    return detail::launch(device_, detail::restore_kernel<>, detail::ledger_grid(count),
+                          detail::ledger_threads, 0, on, kernel_state(), task);
 }
 
 // A step ----------------------------------------------------------------------------------------------------
@@ -375,6 +415,70 @@ inline status drop_ledger<backend::cuda>::hand_back_pages(const std::int32_t* re
     const detail::cuda_page_task task{request_ids, count, layers, rule, tables, pages, capacity, num_pages};
     return detail::launch(device_, detail::hand_back_kernel<>, 1, detail::ledger_threads, 0, on,
                           kernel_state(), task);
+}
+
+template <class Token>
+inline status drop_ledger<backend::cuda>::sign_pages(const std::int32_t* requests, std::int32_t count,
+                                                     const layer_list& layers, const page_signer& signer,
+                                                     const request_texts<Token>& texts,
+                                                     std::int32_t page_tokens, page_signature* signatures,
+                                                     std::int32_t capacity, std::int32_t* num_pages,
+                                                     stream on) const noexcept {
+    static_assert(std::is_integral_v<Token> && sizeof(Token) >= 4, "tokens are int32, uint32 or int64");
+    UNIPREFILL_TRY(check_slots(requests, count));
+    UNIPREFILL_TRY(check_layers(layers));
+    UNIPREFILL_TRY(detail::require_ledger(page_tokens >= 1, "page_tokens", ">= 1", page_tokens));
+    UNIPREFILL_TRY(detail::require_ledger(texts.stride >= 0 && (texts.stride == 0 || texts.tokens != nullptr),
+                                          "texts", "stride tokens for each request", texts.stride));
+    UNIPREFILL_TRY(detail::require_ledger(capacity >= 0 && (capacity == 0 || signatures != nullptr),
+                                          "signatures", "an array of capacity entries", capacity));
+    const std::int64_t chains = std::int64_t{layers.count} * count;
+    UNIPREFILL_TRY(detail::require_ledger(chains == 0 || num_pages != nullptr, "num_pages",
+                                          "an array, not a null pointer", 0));
+    const detail::cuda_signing_task<Token> task{requests,    count,      layers,   signer,   texts,
+                                                page_tokens, signatures, capacity, num_pages};
+    return detail::launch(device_, detail::sign_kernel<Token>,
+                          detail::ledger_grid((chains + detail::signing_warps - 1) / detail::signing_warps),
+                          detail::signing_warps * 32, 0, on, kernel_state(), task);
+}
+
+// Pipeline stages -------------------------------------------------------------------------------------------
+
+template <class>
+inline status drop_ledger<backend::cuda>::write_stage_rows(const batch_view& batch,
+                                                           const std::int32_t* request_ids,
+                                                           const batch_view& leaving, std::int32_t* words,
+                                                           std::int64_t size, stream on) const noexcept {
+    UNIPREFILL_TRY(check_bound());
+    UNIPREFILL_TRY(detail::check_stage_rows(batch, request_ids, leaving, words, size, memory_space::device));
+    const detail::stage_words what{batch.tags,        batch.cu_seqlens,   request_ids,    leaving.cu_seqlens,
+                                   leaving.positions, batch.num_requests, batch.num_rows, leaving.num_rows};
+    const std::int64_t blocks =
+        (stage_rows_words(batch.num_requests, leaving.num_rows) + detail::ledger_threads - 1) /
+        detail::ledger_threads;
+    return detail::launch(device_, detail::write_stage_kernel<>, detail::ledger_grid(blocks),
+                          detail::ledger_threads, 0, on, kernel_state(), what, words);
+}
+
+template <class>
+inline status drop_ledger<backend::cuda>::read_stage_rows(std::int32_t* words, std::int64_t size,
+                                                          std::int32_t num_requests, std::int32_t num_rows,
+                                                          stage_rows& came, stream on) const noexcept {
+    UNIPREFILL_TRY(check_bound());
+    UNIPREFILL_TRY(
+        detail::require_ledger(num_requests >= 0, "num_requests", "the requests of the step", num_requests));
+    UNIPREFILL_TRY(detail::require_ledger(num_rows >= 0, "num_rows", ">= 0", num_rows));
+    const std::int64_t room = size - stage_rows_words(num_requests, 0);
+    UNIPREFILL_TRY(detail::require_ledger(words != nullptr && room >= 0, "size",
+                                          "at least the words of so many requests", size));
+    detail::stage_words what;
+    what.num_requests = num_requests;
+    what.num_rows = num_rows;
+    what.num_leaving = room < num_rows ? static_cast<std::int32_t>(room) : num_rows;
+    UNIPREFILL_TRY(
+        detail::launch(device_, detail::check_stage_kernel<>, 1, 32, 0, on, kernel_state(), what, words));
+    came = detail::view_stage_rows(words, num_requests, num_rows, what.num_leaving, memory_space::device);
+    return success();
 }
 
 UNIPREFILL_END_NAMESPACE

@@ -31,7 +31,7 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
                       const __grid_constant__ cuda_step step,
                       const __grid_constant__ step_wishes<Slots, Index, Slot> wanted) {
     extern __shared__ std::int32_t ledger_memory[];
-    __shared__ typename ledger_scan::TempStorage scan;
+    __shared__ ledger_scan::room scan;
     std::int32_t* const offsets = ledger_memory;
     auto* const seen = reinterpret_cast<std::uint32_t*>(ledger_memory + step.num_requests + 1);
     let_next_kernel_start();
@@ -44,7 +44,7 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
         const auto block = static_cast<std::int32_t>(blockIdx.x);
         step_teller<Slots, Index, Slot>(ledger, step, rows_source::arriving, wanted, block / stretches, !good,
                                         offsets)
-            .tell(block % stretches, scan);
+            .tell(block % stretches, stretches, scan);
         return;
     }
     if (!good) {
@@ -75,7 +75,7 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
         const std::int32_t stretches = stretches_of(wanted.out.num_rows);
         step_teller<Slots, Index, Slot>(ledger, step, rows_source::entering, wanted,
                                         (block - num_stagers) / stretches, false, ledger_memory)
-            .tell((block - num_stagers) % stretches, room.scan);
+            .tell((block - num_stagers) % stretches, stretches, room.scan);
         return;
     }
     for (std::int32_t r = block; r < step.num_requests; r += num_stagers) {
@@ -89,14 +89,14 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
     look_up_kernel(const __grid_constant__ cuda_ledger_state ledger, const __grid_constant__ cuda_step step,
                    const __grid_constant__ step_wishes<Slots, Index, Slot> wanted) {
     extern __shared__ std::int32_t ledger_memory[];
-    __shared__ typename ledger_scan::TempStorage scan;
+    __shared__ ledger_scan::room scan;
     let_next_kernel_start();
     wait_for_previous_kernel();
     const std::int32_t stretches = stretches_of(wanted.out.num_rows);
     const auto block = static_cast<std::int32_t>(blockIdx.x);
     step_teller<Slots, Index, Slot>(ledger, step, rows_source::staged, wanted, block / stretches, false,
                                     ledger_memory)
-        .tell(block % stretches, scan);
+        .tell(block % stretches, stretches, scan);
 }
 
 /// Ends the step for the requests that are in it: a warp for each.

@@ -38,7 +38,7 @@ class UNIPREFILL_HIDDEN page_lister {
     }
 
     /// Everything is looked at before the first entry is changed.
-    __device__ void run(typename ledger_scan::TempStorage& scan) {
+    __device__ void run(ledger_scan::room& scan) {
         bool good = __syncthreads_and(lists_are_good() ? 1 : 0) != 0;
         if (!good) {
             if (ledger_thread() == 0) {
@@ -110,7 +110,7 @@ class UNIPREFILL_HIDDEN page_lister {
 
     /// Calls visitor(table, pages of those before it) for each table, several at once. @return all pages
     template <class Visitor>
-    [[nodiscard]] __device__ std::int32_t visit(typename ledger_scan::TempStorage& scan, Visitor visitor) {
+    [[nodiscard]] __device__ std::int32_t visit(ledger_scan::room& scan, Visitor visitor) {
         std::int32_t before = 0;
         for (std::int64_t first = 0; first < num_tables_; first += ledger_threads) {
             const std::int64_t table = first + ledger_thread();
@@ -122,7 +122,7 @@ class UNIPREFILL_HIDDEN page_lister {
             }
             std::int32_t offset = 0;
             std::int32_t all = 0;
-            ledger_scan(scan).ExclusiveSum(here, offset, all);
+            ledger_scan(scan).exclusive_sum(here, offset, all);
             if (there) {
                 visitor(table, before + offset);
             }
@@ -172,7 +172,7 @@ template <class = void>
 __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
     hand_back_kernel(const __grid_constant__ cuda_ledger_state ledger,
                      const __grid_constant__ cuda_page_task task) {
-    __shared__ typename ledger_scan::TempStorage scan;
+    __shared__ ledger_scan::room scan;
     let_next_kernel_start();
     wait_for_previous_kernel();
     page_lister(ledger, task).run(scan);

@@ -33,7 +33,7 @@ class UNIPREFILL_HIDDEN logits_lister {
         , task_(task)
         , set_(ledger.set_of(task.layer)) {}
 
-    __device__ void run(typename ledger_scan::TempStorage& scan) {
+    __device__ void run(ledger_scan::room& scan) {
         std::int32_t rows = 0;   // of the requests so far
         std::int64_t listed = 0; // of these
         for (std::int32_t first = 0; first < step_.num_requests; first += ledger_threads) {
@@ -46,7 +46,7 @@ class UNIPREFILL_HIDDEN logits_lister {
                 const request_record state = ledger_.record(step_.request_ids[r]);
                 here = state.length(set_) - state.length_before(set_);
             }
-            ledger_scan(scan).ExclusiveSum(here, first_row, all_rows);
+            ledger_scan(scan).exclusive_sum(here, first_row, all_rows);
             __syncthreads();
             std::int32_t mine = 0;
             std::int32_t before = 0;
@@ -54,7 +54,7 @@ class UNIPREFILL_HIDDEN logits_lister {
             if (there) {
                 visit(r, 0, [&](std::int32_t) { mine += mine < most_of_a_request ? 1 : 0; });
             }
-            ledger_scan(scan).ExclusiveSum(mine, before, all);
+            ledger_scan(scan).exclusive_sum(mine, before, all);
             std::int64_t at = listed + before;
             if (r < step_.num_requests && task_.offsets != nullptr) {
                 task_.offsets[r] = static_cast<Index>(at);
@@ -131,7 +131,7 @@ template <class Index>
 __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
     logits_kernel(const __grid_constant__ cuda_ledger_state ledger, const __grid_constant__ cuda_step step,
                   const __grid_constant__ cuda_logits_task<Index> task) {
-    __shared__ typename ledger_scan::TempStorage scan;
+    __shared__ ledger_scan::room scan;
     let_next_kernel_start();
     wait_for_previous_kernel();
     logits_lister<Index>(ledger, step, task).run(scan);

@@ -24,7 +24,7 @@ class UNIPREFILL_HIDDEN set_writer {
   public:
     struct room {
         unsigned long long kept[staged_words];
-        typename ledger_scan::TempStorage scan;
+        ledger_scan::room scan;
     };
 
     __device__ set_writer(const position_sets& sets, const std::int32_t* positions, std::int32_t count,
@@ -75,7 +75,7 @@ class UNIPREFILL_HIDDEN set_writer {
             }
             std::int32_t offset = 0;
             std::int32_t all = 0;
-            ledger_scan(shared_.scan).ExclusiveSum(here, offset, all);
+            ledger_scan(shared_.scan).exclusive_sum(here, offset, all);
             if (mine * rank_positions >= begin && mine * rank_positions < end) {
                 sets_.count(set, mine) = static_cast<std::uint32_t>(before + offset);
             }

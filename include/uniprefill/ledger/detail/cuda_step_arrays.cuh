@@ -44,8 +44,9 @@ class UNIPREFILL_HIDDEN step_teller {
         num_requests_ = nothing || !there ? 0 : step.num_requests;
     }
 
-    __device__ void tell(std::int32_t stretch, typename ledger_scan::TempStorage& scan) {
-        place_requests(scan);
+    /// @param stretches that there are of each layer
+    __device__ void tell(std::int32_t stretch, std::int32_t stretches, ledger_scan::room& scan) {
+        place_requests(scan, [this](std::int32_t r) { return rows_of(r).count(); });
         const std::int32_t rows = offsets_[num_requests_];
         if (stretch == 0) {
             tell_requests(rows);
@@ -61,6 +62,10 @@ class UNIPREFILL_HIDDEN step_teller {
             } else {
                 pad_row(row);
             }
+        }
+        if (wanted_.out.chunks != nullptr) {
+            __syncthreads();
+            tell_chunks(stretch, stretches, scan);
         }
     }
 
@@ -83,15 +88,16 @@ class UNIPREFILL_HIDDEN step_teller {
         return there ? step_rows(source_, state, set_, step_, r) : step_rows();
     }
 
-    /// Where each request's rows begin.
-    __device__ void place_requests(typename ledger_scan::TempStorage& scan) {
+    /// Where what counts so many entries of each request begins: its rows, or its chunks.
+    template <class Count>
+    __device__ void place_requests(ledger_scan::room& scan, Count count_of) {
         std::int32_t before = 0;
         for (std::int32_t first = 0; first < num_requests_; first += ledger_threads) {
             const std::int32_t r = first + ledger_thread();
-            const std::int32_t count = r < num_requests_ ? rows_of(r).count() : 0;
+            const std::int32_t count = r < num_requests_ ? count_of(r) : 0;
             std::int32_t offset = 0;
             std::int32_t all = 0;
-            ledger_scan(scan).ExclusiveSum(count, offset, all);
+            ledger_scan(scan).exclusive_sum(count, offset, all);
             if (r < num_requests_) {
                 offsets_[r] = before + offset;
             }
@@ -102,6 +108,21 @@ class UNIPREFILL_HIDDEN step_teller {
             offsets_[num_requests_] = before;
         }
         __syncthreads();
+    }
+
+    /// The last request whose entries don't begin beyond this one; those without entries come before it.
+    [[nodiscard]] __device__ std::int32_t request_of(std::int32_t entry) const {
+        std::int32_t low = 0;
+        std::int32_t high = num_requests_;
+        while (high - low > 1) {
+            const std::int32_t middle = low + (high - low) / 2;
+            if (offsets_[middle] <= entry) {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        return low;
     }
 
     static __device__ void put(Index* array, std::int64_t index, std::int32_t value) {
@@ -130,19 +151,9 @@ class UNIPREFILL_HIDDEN step_teller {
     __device__ void tell_row(std::int32_t row) const {
         const step_arrays<Index, Slot>& out = wanted_.out;
         const std::int64_t at = std::int64_t{part_} * out.num_rows + row;
-        // The last request whose rows don't begin beyond this row; those without rows come before it.
-        std::int32_t low = 0;
-        std::int32_t high = num_requests_;
-        while (high - low > 1) {
-            const std::int32_t middle = low + (high - low) / 2;
-            if (offsets_[middle] <= row) {
-                low = middle;
-            } else {
-                high = middle;
-            }
-        }
-        const step_rows of = rows_of(low);
-        const std::int32_t index = row - offsets_[low];
+        const std::int32_t r = request_of(row);
+        const step_rows of = rows_of(r);
+        const std::int32_t index = row - offsets_[r];
         const std::int32_t cache_row = of.before() + index;
         put(out.write_rows, at, cache_row);
         if (out.row_positions != nullptr || out.window_rows != nullptr) {
@@ -151,7 +162,7 @@ class UNIPREFILL_HIDDEN step_teller {
             put(out.window_rows, at, of.window_row(position, out.window));
         }
         if (out.slots != nullptr) {
-            out.slots[at] = slot_of(low, cache_row);
+            out.slots[at] = slot_of(r, cache_row);
         }
     }
     [[nodiscard]] __device__ Slot slot_of(std::int32_t r, std::int32_t cache_row) const {
@@ -178,6 +189,25 @@ class UNIPREFILL_HIDDEN step_teller {
         put(out.window_rows, at, -1);
         if (out.slots != nullptr) {
             out.slots[at] = out.no_slot;
+        }
+    }
+
+    /// This thread block's share of them. Offsets of rows aren't needed any more.
+    __device__ void tell_chunks(std::int32_t stretch, std::int32_t stretches, ledger_scan::room& scan) {
+        const step_arrays<Index, Slot>& out = wanted_.out;
+        place_requests(scan, [&](std::int32_t r) { return num_blocks(rows_of(r).count(), out.chunk_rows); });
+        const std::int32_t chunks = offsets_[num_requests_];
+        if (stretch == 0 && chunks > out.num_chunks && ledger_thread() == 0) {
+            ledger_.raise(ledger_complaint::too_few_chunks, -1, layer_, out.num_chunks);
+        }
+        Index* const entries = out.chunks + std::int64_t{2} * part_ * out.num_chunks;
+        const std::int64_t step = std::int64_t{stretches} * ledger_threads;
+        for (std::int64_t chunk = std::int64_t{stretch} * ledger_threads + ledger_thread();
+             chunk < out.num_chunks; chunk += step) {
+            const bool there = chunk < chunks;
+            const std::int32_t r = there ? request_of(static_cast<std::int32_t>(chunk)) : -1;
+            entries[2 * chunk] = r;
+            entries[2 * chunk + 1] = there ? static_cast<std::int32_t>(chunk) - offsets_[r] : -1;
         }
     }
 

@@ -169,9 +169,9 @@ struct position_sets {
     }
 
     /// Whether positions [0, end) of the planes could have come about: sets that exist, and nothing behind
-    /// them in the last word.
-    [[nodiscard]] UNIPREFILL_API bool well_formed(std::int64_t end) const noexcept {
-        for (std::int64_t w = 0; w < end_word(end); ++w) {
+    /// them in the last word. Says a thread of its share.
+    [[nodiscard]] UNIPREFILL_API bool well_formed(std::int64_t end, thread_share mine = {}) const noexcept {
+        for (std::int64_t w = mine.thread; w < end_word(end); w += mine.step) {
             const std::uint64_t behind = ~range_mask(w, 0, end);
             std::uint64_t above = 0; // nested: positions whose number exceeds that of the last set
             std::uint64_t equal = ~std::uint64_t{0};
