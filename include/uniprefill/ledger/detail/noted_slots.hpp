@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The uniprefill authors
 
+/// @file
+/// Slots that were looked up, for whoever writes them afterwards.
 #pragma once
 
 #include <uniprefill/core/config.hpp>
