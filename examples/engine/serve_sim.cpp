@@ -35,6 +35,7 @@ policy serving_policy(const options& chosen, const model_identity& model) {
 /// Fills in what the command line left open.
 serve_options resolve(const options& chosen, const policy& policy, const llama_config& config) {
     serve_options made = chosen.serve;
+    if (made.workload.trace.empty() && !made.workload.rate) made.workload.rate = default_rate;
     const workload_options& asked = made.workload;
     const std::int64_t tokens = std::int64_t{asked.max_prompt} + asked.max_new;
     if (tokens > config.context) {

@@ -99,6 +99,26 @@ for name, tokens in served.items():
 if len({tuple(tokens) for tokens in first.values()}) < len(first) // 2:
     faults.append("the answers are too much alike to tell anything")
 
+# A recorded trace: its times, its lengths within the bounds, and the tokens of each request alone as ever.
+LENGTHS = [(200, 9), (90, 12), (777, 5), (150, 44), (310, 8), (180, 7)]
+trace = folder / "trace.csv"
+trace.write_text(
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    + "".join(f"2023-11-16 23:59:5{7 + i // 2}.{5 * (i % 2)}000000,{p},{n}\n" for i, (p, n) in enumerate(LENGTHS)),
+    encoding="utf-8",
+)
+command = [engine, "serve-sim", "--model", model, "--texts", texts, "--json", *REQUESTS[2:], "--pages", 1000]
+command += ["--trace", trace, "--requests", len(LENGTHS), "--check"]
+done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+if done.returncode != 0:
+    faults.append(f"a trace: {done.stderr.strip()}")
+else:
+    came = [(one["arrival_s"], one["prompt"], len(one["generated_ids"])) for one in json.loads(done.stdout)["requests"]]
+    expected = [(i / 2, min(max(p, 150), 450), min(max(n, 12), 48)) for i, (p, n) in enumerate(LENGTHS)]
+    # An answer may end before the trace's did.
+    if any(abs(c[0] - e[0]) > 1e-4 or c[1] != e[1] or c[2] > e[2] for c, e in zip(came, expected)) or len(came) != 6:
+        faults.append(f"a trace: expected {expected}, came {came}")
+
 for fault in faults:
     print(fault)
 print(f"{len(faults)} fault(s)")

@@ -29,7 +29,7 @@ std::vector<std::vector<std::int32_t>> some_texts() {
 const char* const head = "TIMESTAMP,ContextTokens,GeneratedTokens\n";
 
 std::string refused_trace(const std::string& rows) {
-    return refusal([&] { static_cast<void>(engine::read_trace(head + rows, 10)); });
+    return refusal([&] { static_cast<void>(engine::read_trace("t.csv", head + rows, 10)); });
 }
 
 } // namespace
@@ -86,7 +86,8 @@ TEST_CASE("another order of arrival brings the same requests") {
 }
 
 TEST_CASE("a trace is read to the line asked for") {
-    const auto rows = engine::read_trace(std::string(head) + "2023-11-16 23:59:59.5000000,374,44\r\n"
+    const auto rows = engine::read_trace("t.csv",
+                                         std::string(head) + "2023-11-16 23:59:59.5000000,374,44\r\n"
                                                              "2023-11-17 00:00:00.7500000,396,109\n"
                                                              "nonsense",
                                          2);
@@ -95,24 +96,37 @@ TEST_CASE("a trace is read to the line asked for") {
     CHECK(std::abs(rows[1].seconds - 1.25) < 1e-4);
     CHECK(rows[1].prompt == 396);
     CHECK(rows[1].new_tokens == 109);
-    CHECK(engine::read_trace(std::string(head) + "2024-02-28 00:00:00.0,1,1\n2024-03-01 00:00:00.0,1,1\n", 9)
+    CHECK(engine::read_trace("t.csv",
+                             std::string(head) + "2024-02-28 00:00:00.0,1,1\n2024-03-01 00:00:00.0,1,1\n", 9)
               .back()
               .seconds == 2 * 86400.0);
-    CHECK(engine::read_trace(head, 10).empty());
+    CHECK(engine::read_trace("t.csv", head, 10).empty());
+}
+
+TEST_CASE("fractions of seconds may have fewer digits than seven") {
+    const auto rows = engine::read_trace("t.csv",
+                                         std::string(head) + "2023-11-16 18:15:46.25,1,1\n"
+                                                             "2023-11-16 18:15:46.5,1,1\n"
+                                                             "2023-11-16 18:15:47.0000001,1,1\n",
+                                         9);
+    CHECK(std::abs(rows[1].seconds - 0.25) < 1e-4);
+    CHECK(std::abs(rows[2].seconds - 0.75) < 1e-4);
 }
 
 TEST_CASE("a trace's bad lines are named") {
-    CHECK(refusal([] { static_cast<void>(engine::read_trace("a,b\n", 1)); }) ==
-          "--trace line 1: expected TIMESTAMP,ContextTokens,GeneratedTokens, came 'a,b'");
+    CHECK(refusal([] { static_cast<void>(engine::read_trace("t.csv", "a,b\n", 1)); }) ==
+          "--trace 't.csv' line 1: expected TIMESTAMP,ContextTokens,GeneratedTokens, came 'a,b'");
     const std::string good = "2023-11-16 18:15:46.6805900,374,44\n";
     for (const char* const bad :
          {"", "2023-11-16 18:15:50.9951690", "2023-11-16 18:15:50.9951690,396",
           "2023-11-16 18:15:50.9951690,396,-1", "2023-11-16 18:15:50.9951690,396,1,2",
           "2023-11-16 18:15:50.9951690,4294967297,1", "2023-11-16T18:15:50.9951690,396,1",
           "2023-13-16 18:15:50.9951690,396,1", "2023-11-16 18:15:45.9951690,396,1",
-          "2023-11-16 18:15:50.9951690,396,1 "}) {
+          "2023-00-16 18:15:50.9951690,396,1", "2023-11-00 18:15:50.9951690,396,1",
+          "2023-11-16 18:15:50.99516900,396,1", "2023-11-16 18:15:50.,396,1", "2023-11-16 18:15:50,396,1",
+          "2023-11-16 18:15:50.9951690,-0,1", "2023-11-16 18:15:50.9951690,396,1 "}) {
         INFO(bad);
-        CHECK(app_test::contains(refused_trace(good + bad + "\n"), "--trace line 3: expected"));
+        CHECK(app_test::contains(refused_trace(good + bad + "\n"), "--trace 't.csv' line 3: expected"));
     }
 }
 
@@ -137,9 +151,11 @@ TEST_CASE("a workload takes times and lengths from a trace, cut to its bounds") 
     CHECK(drawn[2].request.new_tokens == 9);
     CHECK(std::abs(drawn[2].seconds - 0.5) < 1e-9); // two intervals at 4 a second
     CHECK(std::abs(drawn[1].seconds - 0.125) < 1e-9);
+    options.rate.reset(); // the trace's own times
+    CHECK(std::abs(engine::draw_workload(options, some_texts())[1].seconds - 1) < 1e-4);
     options.requests = 4;
     CHECK(refusal([&] { static_cast<void>(engine::draw_workload(options, some_texts())); }) ==
-          "--trace: expected 4 requests, came 3");
+          "--trace '" + path + "': expected 4 requests, came 3");
 }
 
 TEST_CASE("percentiles are values that were there") {

@@ -240,7 +240,7 @@ void add_serving(option_table& table, serve_options& chosen) {
     table.value("--texts", "LIST", "a file that names text files, one path on a line",
                 text_into(asked.texts, "a path"));
     table.value("--requests", "N", "how many (32)", whole(asked.requests, 1, 100000));
-    table.value("--rate", "R", "requests a second, on average (2)",
+    table.value("--rate", "R", "requests a second, on average (2; a trace's own)",
                 [&asked, positive](const std::string& option, const std::string& text) {
                     asked.rate = real_number(option, text, positive, "a number above 0");
                 });

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace engine {
@@ -11,12 +12,15 @@ namespace engine {
 /// memory of their own.
 enum class preemption { recompute, swap };
 
+/// Requests a second where neither a rate nor a trace is given.
+constexpr double default_rate = 2;
+
 /// What clients ask for, and when: drawn from texts by a seed.
 struct workload_options {
     std::string texts; ///< a file with the paths of text files, one on a line
     std::string trace; ///< a file whose arrival times and lengths are taken instead of drawn ones
     std::int32_t requests = 32;
-    double rate = 2; ///< requests a second, on average
+    std::optional<double> rate; ///< requests a second, on average; none: default_rate, or the trace's own
     std::uint64_t seed = 1;
     std::int32_t min_prompt = 200; ///< tokens
     std::int32_t max_prompt = 3000;

@@ -80,7 +80,7 @@ json to_json(const percentiles& of) {
 
 json workload_to_json(const workload_options& asked) {
     return {{"requests", asked.requests},
-            {"rate", asked.rate},
+            {"rate", asked.rate ? json(*asked.rate) : json()},
             {"seed", asked.seed},
             {"min_prompt", asked.min_prompt},
             {"max_prompt", asked.max_prompt},

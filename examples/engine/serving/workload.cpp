@@ -41,42 +41,47 @@ class source {
 /// Reads digits and the character after them.
 class fields_of {
   public:
-    fields_of(const std::string& line, std::size_t number)
+    fields_of(const std::string& line, const std::string& place)
         : line_(line)
-        , number_(number) {}
-    std::int32_t number(char end, std::int32_t highest) {
+        , place_(place) {}
+    std::int32_t number(char end, std::int32_t lowest, std::int32_t highest) {
         std::int32_t value = 0;
         const char* const last = line_.data() + line_.size();
-        const auto [stop, fault] = std::from_chars(line_.data() + at_, last, value);
+        const char* const first = line_.data() + std::min(at_, line_.size());
+        const auto [stop, fault] = std::from_chars(first, last, value);
         const bool ends = end == '\0' ? stop == last : stop != last && *stop == end;
-        if (fault != std::errc{} || !ends || value < 0 || value > highest) refuse();
+        if (fault != std::errc{} || !ends || *first == '-' || value < lowest || value > highest) refuse();
         at_ = static_cast<std::size_t>(stop - line_.data()) + 1;
         return value;
     }
     /// Seconds since a moment, to seven decimals.
     double time() {
-        const std::int32_t year = number('-', 9999);
-        const std::int32_t month = number('-', 12);
-        const std::int32_t day = number(' ', 31);
-        const std::int32_t hour = number(':', 23);
-        const std::int32_t minute = number(':', 59);
-        const std::int32_t second = number('.', 60);
-        const std::int32_t decimals = number(',', 9999999);
+        const std::int32_t year = number('-', 1, 9999);
+        const std::int32_t month = number('-', 1, 12);
+        const std::int32_t day = number(' ', 1, 31);
+        const std::int32_t hour = number(':', 0, 23);
+        const std::int32_t minute = number(':', 0, 59);
+        const std::int32_t second = number('.', 0, 60);
+        const std::size_t first_decimal = at_;
+        double decimals = number(',', 0, 9999999);
+        for (std::size_t digits = at_ - 1 - first_decimal; digits > 0; --digits) {
+            decimals /= 10;
+        }
         // Days of the civil calendar, a year beginning in March (Hinnant, chrono-compatible low-level date
         // algorithms).
         const std::int32_t from_march = year - (month <= 2 ? 1 : 0);
         const std::int32_t days = 365 * from_march + from_march / 4 - from_march / 100 + from_march / 400 +
                                   (153 * ((month + 9) % 12) + 2) / 5 + day;
-        return days * 86400.0 + hour * 3600.0 + minute * 60.0 + second + decimals * 1e-7;
+        return days * 86400.0 + hour * 3600.0 + minute * 60.0 + second + decimals;
     }
     [[noreturn]] void refuse() const {
-        throw error("--trace line " + std::to_string(number_),
-                    "2023-11-16 18:15:46.6805900,PROMPT,NEW, not before the line above", quoted(line_));
+        throw error(place_, "2023-11-16 18:15:46.6805900,PROMPT,NEW, not before the line above",
+                    quoted(line_, 100));
     }
 
   private:
     const std::string& line_;
-    std::size_t number_;
+    const std::string& place_;
     std::size_t at_ = 0;
 };
 
@@ -100,24 +105,28 @@ void add_passage(const std::vector<std::vector<std::int32_t>>& texts, std::int32
 
 } // namespace
 
-std::vector<trace_row> read_trace(const std::string& text, std::int32_t most) {
+std::vector<trace_row> read_trace(const std::string& name, const std::string& text, std::int32_t most) {
     std::istringstream lines(text);
+    const auto place_of = [&name](std::size_t line) {
+        return "--trace " + quoted(name) + " line " + std::to_string(line);
+    };
     const std::string head = next_line(lines);
     if (head != "TIMESTAMP,ContextTokens,GeneratedTokens") {
-        throw error("--trace line 1", "TIMESTAMP,ContextTokens,GeneratedTokens", quoted(head));
+        throw error(place_of(1), "TIMESTAMP,ContextTokens,GeneratedTokens", quoted(head, 100));
     }
     std::vector<trace_row> rows;
     double first = 0;
     for (std::size_t number = 2; static_cast<std::int32_t>(rows.size()) < most && lines.peek() != EOF;
          ++number) {
         const std::string line = next_line(lines);
-        fields_of fields(line, number);
+        const std::string place = place_of(number);
+        fields_of fields(line, place);
         const double time = fields.time();
         if (rows.empty()) first = time;
         trace_row row;
         row.seconds = time - first;
-        row.prompt = fields.number(',', 1 << 30);
-        row.new_tokens = fields.number('\0', 1 << 30);
+        row.prompt = fields.number(',', 0, 1 << 30);
+        row.new_tokens = fields.number('\0', 0, 1 << 30);
         if (!rows.empty() && row.seconds < rows.back().seconds) fields.refuse();
         rows.push_back(row);
     }
@@ -141,15 +150,16 @@ std::vector<arrival> draw_workload(const workload_options& options,
                                    const std::vector<std::vector<std::int32_t>>& texts) {
     std::vector<trace_row> trace;
     if (!options.trace.empty()) {
-        trace = read_trace(read_file("--trace", options.trace), options.requests);
+        trace = read_trace(options.trace, read_file("--trace", options.trace), options.requests);
         if (static_cast<std::int32_t>(trace.size()) < options.requests) {
-            throw error("--trace", std::to_string(options.requests) + " requests",
+            throw error("--trace " + quoted(options.trace), std::to_string(options.requests) + " requests",
                         std::to_string(trace.size()));
         }
     }
-    // A trace keeps its rhythm, at the rate asked for.
+    // A trace keeps its rhythm at any rate that is asked for.
     const double span = trace.empty() ? 0 : trace.back().seconds;
-    const double pace = span > 0 ? (options.requests - 1) / options.rate / span : 0;
+    const double pace = options.rate && span > 0 ? (options.requests - 1) / *options.rate / span : 1;
+    const double rate = options.rate.value_or(default_rate);
 
     source random(options.seed);
     std::vector<const std::vector<std::int32_t>*> openings;
@@ -163,7 +173,7 @@ std::vector<arrival> draw_workload(const workload_options& options,
         std::int32_t prompt = random.between(options.min_prompt, options.max_prompt);
         next.request.new_tokens = random.between(options.min_new, options.max_new);
         if (trace.empty()) {
-            now += random.waiting_time(options.rate);
+            now += random.waiting_time(rate);
         } else {
             const trace_row& row = trace[static_cast<std::size_t>(i)];
             now = row.seconds * pace;

@@ -28,17 +28,17 @@ struct trace_row {
 
 /// Reads CSV text whose first line is TIMESTAMP,ContextTokens,GeneratedTokens and whose timestamps are of one
 /// form, 2023-11-16 18:15:46.6805900, and don't fall; at most @p most rows of it. Throws `error`, naming the
-/// line.
-std::vector<trace_row> read_trace(const std::string& text, std::int32_t most);
+/// file and the line.
+std::vector<trace_row> read_trace(const std::string& name, const std::string& text, std::int32_t most);
 
 /// The tokens of each text that the list names. Throws `error` where one can't be read.
 std::vector<std::vector<std::int32_t>> read_texts(const std::string& list, const tokenizer& words);
 
 /// Requests by rising time: passages of the texts, their lengths and the times between them drawn by the seed
 /// (prompt lengths evenly on a logarithmic scale, times as a Poisson process has them) or taken from a trace,
-/// whose lengths are cut to the options' bounds. A share of the prompts begins with the beginning of one of a
-/// few texts, as questions about the same document do, and goes on with a passage of its own. The same
-/// everywhere for the same options.
+/// whose lengths are cut to the options' bounds and whose times are its own unless a rate is asked for. A
+/// share of the prompts begins with the beginning of one of a few texts, as questions about the same document
+/// do, and goes on with a passage of its own. The same everywhere for the same options.
 std::vector<arrival> draw_workload(const workload_options& options,
                                    const std::vector<std::vector<std::int32_t>>& texts);
 

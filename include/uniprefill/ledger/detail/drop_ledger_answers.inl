@@ -188,17 +188,30 @@ inline std::int32_t drop_ledger<backend::host>::note_slots(const ledger_step& st
                                                            detail::noted_slots& noted) const noexcept {
     const std::int32_t set = layer_sets()[layers.at(first)];
     std::int32_t counted = 0;
+    std::int64_t lowest = 0;
+    std::int64_t highest = 0;
     for_each_request(step, [&](std::int32_t r, std::int32_t request, const detail::request_record& state) {
         const std::int32_t index = slots.rows == request_index::batch ? r : request;
         const std::int32_t before = state.length_before(set);
         const std::int32_t length = state.length(set);
         counted += length - before;
-        for (std::int32_t row = before; row < length; ++row) {
-            for (std::int32_t i = first; i < end; ++i) {
-                noted.note(slots.slot(layers.at(i), index, row));
+        const auto look_up_each = [&](auto note) {
+            for (std::int32_t row = before; row < length; ++row) {
+                for (std::int32_t i = first; i < end; ++i) {
+                    const std::int64_t slot = slots.slot(layers.at(i), index, row);
+                    lowest = slot < lowest ? slot : lowest;
+                    highest = slot > highest ? slot : highest;
+                    note(slot);
+                }
             }
+        };
+        if (detail::noted_slots::worth_it(length - before)) {
+            look_up_each([&noted](std::int64_t slot) { noted.note(slot); });
+        } else {
+            look_up_each([](std::int64_t) {});
         }
     });
+    noted.include(lowest, highest);
     return counted;
 }
 
@@ -301,12 +314,20 @@ inline void drop_ledger<backend::host>::fill_slots(const ledger_step& step, cons
     std::int64_t at = 0;
     for_each_request(step, [&](std::int32_t r, std::int32_t request, const detail::request_record& state) {
         const std::int32_t index = slots.rows == request_index::batch ? r : request;
+        const std::int32_t before = state.length_before(set);
         const std::int32_t length = state.length(set);
-        for (std::int32_t row = state.length_before(set); row < length; ++row, ++at) {
-            for (std::int32_t i = first; i < end; ++i) {
-                out[std::int64_t{i - first} * size + at] =
-                    static_cast<Slot>(noted.next([&] { return slots.slot(layers.at(i), index, row); }));
+        const auto write_each = [&](auto slot_of) {
+            for (std::int32_t row = before; row < length; ++row, ++at) {
+                for (std::int32_t i = first; i < end; ++i) {
+                    const auto look_up = [&] { return slots.slot(layers.at(i), index, row); };
+                    out[std::int64_t{i - first} * size + at] = static_cast<Slot>(slot_of(look_up));
+                }
             }
+        };
+        if (detail::noted_slots::worth_it(length - before)) {
+            write_each([&noted](auto look_up) { return noted.next(look_up); });
+        } else {
+            write_each([](auto look_up) { return look_up(); });
         }
     });
     for (; at < size; ++at) {
