@@ -26,7 +26,7 @@ while [ $# -gt 0 ]; do
     shift 2
 done
 
-cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release -DUNIPREFILL_CUDA=OFF -DUNIPREFILL_BUILD_TESTS=OFF >/dev/null
+cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release -DUNIPREFILL_CUDA=OFF -DUNIPREFILL_BUILD_TESTS=OFF -DUNIPREFILL_ENGINE_NATIVE=ON >/dev/null
 cmake --build "$build" --target uniprefill-quality -j "$(nproc)" >/dev/null
 quality=$build/bench/quality/uniprefill-quality
 model=$("$root/examples/engine/get_model.sh")

@@ -52,7 +52,7 @@ engine=$build/examples/engine/uniprefill-engine
 say "Building"
 if [ ! -f "$build/CMakeCache.txt" ]; then
     cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release -DUNIPREFILL_CUDA=OFF -DUNIPREFILL_BUILD_TESTS=OFF \
-        -DUNIPREFILL_BUILD_BENCH=OFF -DUNIPREFILL_BUILD_DOCS=OFF >/dev/null
+        -DUNIPREFILL_BUILD_BENCH=OFF -DUNIPREFILL_BUILD_DOCS=OFF -DUNIPREFILL_ENGINE_NATIVE=ON >/dev/null
 fi
 cmake --build "$build" --target uniprefill-engine -j "$(nproc)" >/dev/null
 

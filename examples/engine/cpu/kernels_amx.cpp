@@ -19,7 +19,7 @@ constexpr int block_rows = 32;
 constexpr int tile_keys = 128;
 constexpr int dim_multiple = 32;
 constexpr std::size_t tile_bytes = 1024; // 16 rows of 64 bytes
-constexpr int score_vectors = tile_keys / 16;
+constexpr int half_tile = tile_keys / 2;
 
 // All eight tiles are 16 rows of 64 bytes.
 struct alignas(64) tile_shapes {
@@ -44,9 +44,10 @@ inline void multiply_step() {
     _tile_dpbf16ps(3, 5, 7);
 }
 
-// c[32, 32] = left * right for two neighbouring strips of `depth_tiles` tiles; c_bytes is its row stride.
+// c[32, 32] = left * right for two neighbouring strips of `depth_tiles` tiles, of which [from, to) are
+// multiplied; c_bytes is its row stride.
 template <bool split>
-inline void multiply(const std::byte* left, const std::byte* right, int depth_tiles, float* c,
+inline void multiply(const std::byte* left, const std::byte* right, int depth_tiles, int from, int to, float* c,
                      std::size_t c_bytes) {
     const std::size_t part = static_cast<std::size_t>(depth_tiles) * tile_bytes;
     const std::size_t strip = split ? 2 * part : part;
@@ -54,7 +55,7 @@ inline void multiply(const std::byte* left, const std::byte* right, int depth_ti
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int k = 0; k < depth_tiles; ++k) {
+    for (int k = from; k < to; ++k) {
         const std::byte* a = left + static_cast<std::size_t>(k) * 2 * tile_bytes;
         const std::byte* b = right + static_cast<std::size_t>(k) * tile_bytes;
         _tile_loadd(6, b, 64);
@@ -78,6 +79,11 @@ inline void multiply(const std::byte* left, const std::byte* right, int depth_ti
     _tile_stored(1, c + 16, c_bytes);
     _tile_stored(2, lower, c_bytes);
     _tile_stored(3, lower + 64, c_bytes);
+}
+template <bool split>
+inline void multiply(const std::byte* left, const std::byte* right, int depth_tiles, float* c,
+                     std::size_t c_bytes) {
+    multiply<split>(left, right, depth_tiles, 0, depth_tiles, c, c_bytes);
 }
 
 // 2^x for x <= 0, exact at 0: 2^n * p(f), n the nearest integer, p with the smallest maximal relative error
@@ -133,20 +139,31 @@ inline __m512 max_of_each(const __m512 (&v)[16]) {
     return _mm512_permutexvar_ps(order, d);
 }
 
-// Scores of row r, with -infinity for keys that it doesn't see.
-template <bool whole>
-inline void load_scores(const float* scores, int from, int to, __m512 (&s)[score_vectors]) {
+// Scores of a row, with -infinity for keys that it doesn't see.
+template <bool whole, int vectors>
+inline void load_scores(const float* scores, int from, int to, __m512 (&s)[vectors]) {
     const __m512 lowest = _mm512_set1_ps(-__builtin_inff());
 #pragma GCC unroll 8
-    for (int j = 0; j < score_vectors; ++j) {
+    for (int j = 0; j < vectors; ++j) {
         s[j] = whole ? _mm512_load_ps(scores + j * 16)
                      : _mm512_mask_load_ps(lowest, visible(from, to, j), scores + j * 16);
     }
 }
-inline __m512 max_by_lane(const __m512 (&v)[score_vectors]) {
+inline __m512 max_by_lane(const __m512 (&v)[4]) {
+    return _mm512_max_ps(_mm512_max_ps(v[0], v[1]), _mm512_max_ps(v[2], v[3]));
+}
+inline __m512 max_by_lane(const __m512 (&v)[8]) {
     const __m512 a = _mm512_max_ps(_mm512_max_ps(v[0], v[1]), _mm512_max_ps(v[2], v[3]));
     const __m512 b = _mm512_max_ps(_mm512_max_ps(v[4], v[5]), _mm512_max_ps(v[6], v[7]));
     return _mm512_max_ps(a, b);
+}
+inline __m512 sum_by_lane(const __m512 (&v)[4]) {
+    return _mm512_add_ps(_mm512_add_ps(v[0], v[1]), _mm512_add_ps(v[2], v[3]));
+}
+inline __m512 sum_by_lane(const __m512 (&v)[8]) {
+    const __m512 a = _mm512_add_ps(_mm512_add_ps(v[0], v[1]), _mm512_add_ps(v[2], v[3]));
+    const __m512 b = _mm512_add_ps(_mm512_add_ps(v[4], v[5]), _mm512_add_ps(v[6], v[7]));
+    return _mm512_add_ps(a, b);
 }
 
 // Puts 32 weights where the left operand has them.
@@ -171,35 +188,35 @@ inline void store_weights(__m512 first, __m512 second, std::byte* at, std::size_
 }
 
 // One row of scores to packed weights; adds them up by lane.
-template <bool split, bool whole>
+template <bool split, bool whole, int vectors>
 inline void soften(const float* scores, int from, int to, float maximum, float factor, float* sum,
                    std::byte* weights, std::size_t weights_low) {
-    __m512 s[score_vectors];
+    __m512 s[vectors];
     load_scores<whole>(scores, from, to, s);
     const __m512 reference = _mm512_set1_ps(maximum);
 #pragma GCC unroll 8
-    for (int j = 0; j < score_vectors; ++j) {
+    for (int j = 0; j < vectors; ++j) {
         s[j] = exp2_of<split>(_mm512_sub_ps(s[j], reference));
         if (!whole) s[j] = _mm512_maskz_mov_ps(visible(from, to, j), s[j]);
     }
 #pragma GCC unroll 4
-    for (int j = 0; j < score_vectors; j += 2) { // two tiles for each two vectors
+    for (int j = 0; j < vectors; j += 2) { // two tiles for each two vectors
         store_weights<split>(s[j], s[j + 1], weights + static_cast<std::size_t>(j) * tile_bytes, weights_low);
     }
-    const __m512 a = _mm512_add_ps(_mm512_add_ps(s[0], s[1]), _mm512_add_ps(s[2], s[3]));
-    const __m512 b = _mm512_add_ps(_mm512_add_ps(s[4], s[5]), _mm512_add_ps(s[6], s[7]));
-    _mm512_storeu_ps(sum, _mm512_fmadd_ps(_mm512_loadu_ps(sum), _mm512_set1_ps(factor), _mm512_add_ps(a, b)));
+    _mm512_storeu_ps(sum,
+                     _mm512_fmadd_ps(_mm512_loadu_ps(sum), _mm512_set1_ps(factor), sum_by_lane(s)));
 }
 
 // New maxima of 16 rows, and the factors for what was summed under the old ones. Rows that see no key keep
 // theirs.
+template <int vectors>
 inline void raise_maxima(const float* scores, const int* from, const int* to, float* maximum, float* factor) {
     __m512 top[16];
 #pragma GCC unroll 16
     for (int r = 0; r < 16; ++r) {
-        __m512 s[score_vectors];
-        if (from[r] == 0 && to[r] == tile_keys) {
-            load_scores<true>(scores + r * tile_keys, 0, tile_keys, s);
+        __m512 s[vectors];
+        if (from[r] == 0 && to[r] == vectors * 16) {
+            load_scores<true>(scores + r * tile_keys, 0, to[r], s);
         } else {
             load_scores<false>(scores + r * tile_keys, from[r], to[r], s);
         }
@@ -219,6 +236,58 @@ inline std::size_t strips_bytes(int columns, int depth) {
     return static_cast<std::size_t>(columns) * static_cast<std::size_t>(depth) * (split ? 4 : 2);
 }
 
+// The keys that the rows of a block see of a tile.
+struct seen_keys {
+    int from[block_rows], to[block_rows];
+    int first_row = block_rows, last_row = -1; // that see any
+    int first = tile_keys, last = 0;           // that any sees
+
+    seen_keys(const attention_tile& tile, std::int64_t row) {
+        for (int r = 0; r < block_rows; ++r) {
+            from[r] = within_tile(tile.from[row + r] - tile.first_key);
+            to[r] = within_tile(tile.to[row + r] - tile.first_key);
+            if (from[r] < to[r]) {
+                first_row = r < first_row ? r : first_row;
+                last_row = r;
+                first = from[r] < first ? from[r] : first;
+                last = to[r] > last ? to[r] : last;
+            }
+        }
+    }
+    bool sees(int row) const { return from[row] < to[row]; }
+};
+
+// Scores of a block to weights, of `vectors` vectors of keys from `base` on, which are all that any row sees.
+// A row's numbers are the same as over the whole tile: keys that it doesn't see add zeros.
+template <bool split, int vectors>
+inline void weigh(const attention_tile& tile, std::int64_t row, const seen_keys& seen, int base,
+                  const float* scores, float* factor, std::byte* weights, std::size_t weight_bytes) {
+    int from[block_rows], to[block_rows];
+    for (int r = 0; r < block_rows; ++r) {
+        from[r] = seen.sees(r) ? seen.from[r] - base : 0;
+        to[r] = seen.sees(r) ? seen.to[r] - base : 0;
+    }
+    scores += base;
+    weights += static_cast<std::size_t>(base / 16) * tile_bytes;
+    for (int half = 0; half < block_rows; half += 16) {
+        raise_maxima<vectors>(scores + half * tile_keys, from + half, to + half, tile.maximum + row + half,
+                              factor + half);
+    }
+    for (int r = seen.first_row; r <= seen.last_row; ++r) {
+        if (!seen.sees(r)) continue;
+        std::byte* at = weights + static_cast<std::size_t>(r / 16) * tile_bytes +
+                        static_cast<std::size_t>(r % 16) * 64;
+        const float* s = scores + r * tile_keys;
+        float* sum = tile.sum + (row + r) * 16;
+        if (from[r] == 0 && to[r] == vectors * 16) {
+            soften<split, true, vectors>(s, 0, to[r], tile.maximum[row + r], factor[r], sum, at, weight_bytes);
+        } else {
+            soften<split, false, vectors>(s, from[r], to[r], tile.maximum[row + r], factor[r], sum, at,
+                                          weight_bytes);
+        }
+    }
+}
+
 template <bool split>
 void attend(const attention_tile& tile) {
     constexpr std::size_t weight_bytes = static_cast<std::size_t>(block_rows) * tile_keys * 2;
@@ -235,48 +304,28 @@ void attend(const attention_tile& tile) {
     _tile_loadconfig(&shapes);
     for (int block = 0; block < tile.row_blocks; ++block) {
         const std::int64_t row = static_cast<std::int64_t>(block) * block_rows;
-        int from[block_rows], to[block_rows];
-        int first_active = block_rows, last_active = -1, first_key = tile_keys, last_key = 0;
-        for (int r = 0; r < block_rows; ++r) {
-            from[r] = within_tile(tile.from[row + r] - tile.first_key);
-            to[r] = within_tile(tile.to[row + r] - tile.first_key);
-            if (from[r] < to[r]) {
-                first_active = r < first_active ? r : first_active;
-                last_active = r;
-                first_key = from[r] < first_key ? from[r] : first_key;
-                last_key = to[r] > last_key ? to[r] : last_key;
-            }
-        }
-        if (last_active < 0) continue;
+        const seen_keys seen(tile, row);
+        if (seen.last_row < 0) continue;
+        const int first = seen.first / 32, last = (seen.last + 31) / 32; // of 32 keys each: no row sees others
         const std::byte* queries = static_cast<const std::byte*>(tile.queries) +
                                    static_cast<std::size_t>(block) * query_bytes * (split ? 2 : 1);
-        for (int column = first_key / 32 * 32; column < last_key; column += 32) { // no row reads the others
-            multiply<split>(queries, keys + strips_bytes<split>(column, dim), dim_tiles, scores + column,
+        for (int i = first; i < last; ++i) {
+            multiply<split>(queries, keys + strips_bytes<split>(i * 32, dim), dim_tiles, scores + i * 32,
                             tile_keys * sizeof(float));
         }
         alignas(64) float factor[block_rows];
-        for (int half = 0; half < block_rows; half += 16) {
-            raise_maxima(scores + half * tile_keys, from + half, to + half, tile.maximum + row + half,
-                         factor + half);
-        }
-        for (int r = first_active; r <= last_active; ++r) {
-            if (from[r] >= to[r]) continue;
-            std::byte* at = weights + static_cast<std::size_t>(r / 16) * tile_bytes +
-                            static_cast<std::size_t>(r % 16) * 64;
-            const float* s = scores + r * tile_keys;
-            float* sum = tile.sum + (row + r) * 16;
-            if (from[r] == 0 && to[r] == tile_keys) {
-                soften<split, true>(s, 0, tile_keys, tile.maximum[row + r], factor[r], sum, at, weight_bytes);
-            } else {
-                soften<split, false>(s, from[r], to[r], tile.maximum[row + r], factor[r], sum, at,
-                                     weight_bytes);
-            }
+        if (seen.last <= half_tile) {
+            weigh<split, 4>(tile, row, seen, 0, scores, factor, weights, weight_bytes);
+        } else if (seen.first >= half_tile) {
+            weigh<split, 4>(tile, row, seen, half_tile, scores, factor, weights, weight_bytes);
+        } else {
+            weigh<split, 8>(tile, row, seen, 0, scores, factor, weights, weight_bytes);
         }
         for (int column = 0; column < dim; column += 32) {
-            multiply<split>(weights, values + strips_bytes<split>(column, tile_keys), tile_keys / 32,
-                            products, 32 * sizeof(float));
-            for (int r = first_active; r <= last_active; ++r) {
-                if (from[r] >= to[r]) continue;
+            multiply<split>(weights, values + strips_bytes<split>(column, tile_keys), tile_keys / 32, first,
+                            last, products, 32 * sizeof(float));
+            for (int r = seen.first_row; r <= seen.last_row; ++r) {
+                if (!seen.sees(r)) continue;
                 float* out = tile.out + (row + r) * dim + column;
                 const __m512 scale = _mm512_set1_ps(factor[r]);
                 const float* p = products + r * 32;
