@@ -237,6 +237,15 @@ TEST_CASE("app: the policy follows from model, file and options") {
     CHECK(contains(changed.name, "changed by options"));
     CHECK(resolved("-n 64 --tail 9").tail == 9);
 
+    REQUIRE(resolved("").lists);
+    CHECK(engine::share_of(resolved("").lists->rule) == 0.99);
+    CHECK_FALSE(engine::resolve_policy(parsed("generate -m m -t x --dense"), smollm2).lists);
+    CHECK_FALSE(resolved("--lists off").lists);
+    CHECK(engine::share_of(resolved("--lists 0.95").lists->rule) == 0.95);
+    CHECK(resolved("--lists 0.95").lists->window == 256);
+    CHECK(contains(resolved("--lists 0.95").name, "changed by options"));
+    CHECK(contains(refused_policy("--lists 1.5"), "--lists: expected a number in (0, 1], came"));
+
     const engine::policy listed = resolved("--layers 7:0.9,11,15 --p 0.5");
     REQUIRE(listed.rules.size() == 3);
     CHECK(engine::share_of(listed.rules[0].rule) == 0.9);

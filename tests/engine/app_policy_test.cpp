@@ -48,7 +48,7 @@ bool same(const engine::policy& a, const engine::policy& b) {
 
 } // namespace
 
-TEST_CASE("app: SmolLM2 gets schedule A, which ships") {
+TEST_CASE("app: SmolLM2 gets schedule A and lists, which ship") {
     const engine::policy a = engine::default_policy({"Smollm2 135M 8k Lc100K Mix1 Ep2", 30, 576});
     const std::vector<std::pair<int, double>> schedule = {{1, .99},  {7, .99},  {15, .995}, {19, .995},
                                                           {21, .99}, {23, .95}, {25, .99},  {27, .90}};
@@ -63,6 +63,10 @@ TEST_CASE("app: SmolLM2 gets schedule A, which ships") {
     CHECK(a.tail == 128);
     CHECK(a.propagation == uniprefill::propagation::cumulative);
     CHECK(contains(a.comment, "0.0093"));
+    REQUIRE(a.lists);
+    CHECK(same(a.lists->rule, uniprefill::selection_rule::top_p(0.99, uniprefill::mass_scope::all)));
+    CHECK(a.lists->sink == 64);
+    CHECK(a.lists->window == 256);
 }
 
 TEST_CASE("app: other models get the fixed list") {
@@ -220,7 +224,8 @@ TEST_CASE("app: bad policies are refused by path") {
         {with(R"("layers": [], "lists": {"sink": 0.5})"), "lists.sink: expected a whole number, came 0.5"},
         {with(R"("layers": [], "lists": {"selector": "fixed-ratio"})"),
          "lists.p: expected a number in (0, 1] for"},
-        {with(R"("layers": [], "lists": {"selector": "fixed-budget"})"), "lists.budget: expected >= 1, came 0"},
+        {with(R"("layers": [], "lists": {"selector": "fixed-budget"})"),
+         "lists.budget: expected >= 1, came 0"},
         {with("\"layers\": [], \"name\": \"\xff\""), "f.json: expected JSON"},
         {std::string(R"({"uniprefill_policy": 1, "layers": []}\0x)", 40), "f.json: expected JSON"},
         {std::string(60000, '['), "at most 3 levels"},

@@ -125,7 +125,8 @@ std::vector<std::int32_t> naive_list(const head_step& from, const options& how, 
         for (std::int32_t head = first; head < first + group; ++head) {
             for (const auto* masses : {&from.free, &from.forced}) {
                 const std::int64_t mass = (*masses)[from.at(head, segment, b)];
-                const bool counts = masses == &from.free || how.rule.scope == up::mass_scope::all || group > 1;
+                const bool counts =
+                    masses == &from.free || how.rule.scope == up::mass_scope::all || group > 1;
                 trusted = trusted && (mass >= 0 || !counts ||
                                       (group == 1 && how.rule.scope == up::mass_scope::free && !has_free));
                 sums[masses == &from.free ? 0 : 1] += static_cast<uint128>(mass < 0 ? 0 : mass);
@@ -156,10 +157,10 @@ std::vector<std::int32_t> naive_list(const head_step& from, const options& how, 
     const bool budget = how.rule.kind == up::rule_kind::fixed_budget;
     for (std::size_t k = 0; k < ranked.size(); ++k) {
         const auto rows_before = static_cast<std::int64_t>(k) * g;
-        const bool wanted = budget ? rows_before < how.rule.budget_rows
-                                   : (k < chosen || rows_before < how.rule.min_kept_rows) &&
-                                         (rows_before + g <= how.rule.max_kept_rows ||
-                                          rows_before < how.rule.min_kept_rows);
+        const bool wanted =
+            budget ? rows_before < how.rule.budget_rows
+                   : (k < chosen || rows_before < how.rule.min_kept_rows) &&
+                         (rows_before + g <= how.rule.max_kept_rows || rows_before < how.rule.min_kept_rows);
         if (wanted) {
             listed.insert(ranked[k].index);
         }
@@ -263,7 +264,8 @@ TEST_CASE("lists: wrong arguments are named, and nothing is written") {
                               up::workspace(whole.data(), whole.bytes() - scratch_less));
         }
     };
-    const auto refuses = [](code expected, const std::string& argument, const std::function<void(call&)>& spoil) {
+    const auto refuses = [](code expected, const std::string& argument,
+                            const std::function<void(call&)>& spoil) {
         INFO(argument);
         call sound;
         REQUIRE(sound.run().ok());
@@ -281,8 +283,7 @@ TEST_CASE("lists: wrong arguments are named, and nothing is written") {
     refuses(code::invalid_argument, "rule.p", [](call& c) { c.how.rule.p.value = 0; });
     refuses(code::invalid_argument, "options.sink", [](call& c) { c.how.sink = -1; });
     refuses(code::invalid_argument, "options.window", [](call& c) { c.how.window = -1; });
-    refuses(code::not_supported, "out.space",
-            [](call& c) { c.made->out.space = up::memory_space::device; });
+    refuses(code::not_supported, "out.space", [](call& c) { c.made->out.space = up::memory_space::device; });
     refuses(code::invalid_argument, "out.block_rows", [](call& c) { c.made->out.block_rows = 16; });
     refuses(code::invalid_argument, "out.num_heads", [](call& c) { c.made->out.num_heads = 3; });
     refuses(code::out_of_range, "out.capacity", [](call& c) { --c.made->out.capacity; });

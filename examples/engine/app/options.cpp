@@ -202,6 +202,11 @@ void add_policy(option_table& table, policy_options& chosen) {
                 [&](const std::string& option, const std::string& text) {
                     chosen.propagation = named<uniprefill::propagation>(option, text, "cumulative or revive");
                 });
+    table.value("--lists", "SHARE",
+                "each head reads the fewest blocks that hold so much of its mass; off: all keys",
+                [&](const std::string& option, const std::string& text) {
+                    chosen.list_share = text == "off" ? 0.0 : share(option, text);
+                });
 }
 
 void add_running(option_table& table, options& chosen, std::int32_t cores) {
@@ -372,7 +377,7 @@ void change(uniprefill::selection_rule& rule, const policy_options& by) {
 
 bool policy_options::any() const {
     return !file.empty() || selector || scope || share || budget || min_kept || max_kept || block_rows ||
-           observations || sink || tail || min_length || span || propagation || !layers.empty();
+           observations || sink || tail || min_length || span || propagation || list_share || !layers.empty();
 }
 
 bool parse(const std::string& text, arithmetic& kind) {
@@ -506,6 +511,14 @@ policy resolve_policy(const options& chosen, const model_identity& model) {
     if (by.min_length) out.min_length = *by.min_length;
     if (by.span) out.span = *by.span;
     if (by.propagation) out.propagation = *by.propagation;
+    if (by.list_share) {
+        if (*by.list_share == 0) {
+            out.lists.reset();
+        } else {
+            if (!out.lists) out.lists.emplace();
+            out.lists->rule = uniprefill::selection_rule::top_p(*by.list_share, out.lists->rule.scope);
+        }
+    }
     if (!by.layers.empty()) {
         const auto scope = by.scope.value_or(uniprefill::mass_scope::free);
         out.rules.clear();

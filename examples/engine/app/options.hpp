@@ -39,7 +39,8 @@ struct policy_options {
     std::optional<std::int32_t> min_length;
     std::optional<std::int32_t> span;
     std::optional<uniprefill::propagation> propagation;
-    std::vector<layer_share> layers; ///< empty: those of the policy file
+    std::optional<double> list_share; ///< of block lists; 0: none
+    std::vector<layer_share> layers;  ///< empty: those of the policy file
 
     /// Whether anything at all was said.
     bool any() const;

@@ -216,7 +216,8 @@ void read_layers(const object& root, const uniprefill::selection_rule& common, p
 
 void read_lists(const object& root, policy& out) {
     if (!root.has("lists")) return;
-    if (!root.at("lists").is_object()) throw error(root.path("lists"), "an object", kind_of(root.at("lists")));
+    if (!root.at("lists").is_object())
+        throw error(root.path("lists"), "an object", kind_of(root.at("lists")));
     const object entry(root.at("lists"), root.path("lists."));
     entry.allow_only({"sink", "window"}, true);
     uniprefill::list_options<> lists;

@@ -252,6 +252,10 @@ std::string how_it_ran(const report& shown) {
     };
     std::string out = "<div class='two lowest'><div class='card'><h3>Policy</h3><dl>";
     out += row("Name", escape_html(used.name)) + row("Selecting layers", layers.empty() ? "none" : layers) +
+           row("Blocks that each head reads",
+               used.lists ? describe(used.lists->rule) + ", the first " + with_commas(used.lists->sink) +
+                                " tokens, a window of " + with_commas(used.lists->window)
+                          : "all") +
            row("Blocks", std::to_string(used.block_rows) + " tokens (G)") +
            row("Observed", "the last " + std::to_string(used.num_observations) + " tokens (n)") +
            row("Always kept",

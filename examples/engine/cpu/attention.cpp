@@ -37,8 +37,7 @@ void check_positions(const char* argument, const std::int32_t* positions, std::i
 
 void check_lists(const attention_call& call) {
     const key_lists& lists = call.lists;
-    if (lists.block_keys < 1)
-        throw error("lists.block_keys", "at least 1", std::to_string(lists.block_keys));
+    if (lists.block_keys < 1) throw error("lists.block_keys", "at least 1", std::to_string(lists.block_keys));
     if (lists.window < 0) throw error("lists.window", "0 or more", std::to_string(lists.window));
     if (lists.first_key < 0 || lists.first_key > call.key_rows) {
         throw error("lists.first_key", "0 to key_rows", std::to_string(lists.first_key));
@@ -119,7 +118,7 @@ struct plan {
 // What each thread works in.
 struct thread_memory {
     float *rows, *maximum, *sum, *out;
-    std::int64_t *from, *to; // by row: the keys that it sees,
+    std::int64_t *from, *to;             // by row: the keys that it sees,
     std::int64_t *piece_from, *piece_to; // and a piece of those that it reads
     key_range* pieces;                   // those of a tile that all rows read
     std::byte* queries;
@@ -263,7 +262,8 @@ std::int64_t count_listed(const key_lists& lists, int head, std::int64_t end) {
 }
 
 // The `index`th piece of what a row reads of a tile: the pieces that all rows read, and what its window has.
-key_range piece_of_row(const key_range* pieces, int count, std::int64_t window, std::int64_t last, int index) {
+key_range piece_of_row(const key_range* pieces, int count, std::int64_t window, std::int64_t last,
+                       int index) {
     for (int i = 0, found = 0; i < count; ++i) {
         if (pieces[i].to >= window) { // it reaches the window, which goes on to the end
             return found == index ? key_range{std::min(pieces[i].from, window), last} : key_range{last, last};
@@ -300,8 +300,8 @@ void attend_listed(const attention_call& call, const plan& p, const shared_memor
     }
 }
 
-// Query tile `tile` of unit `unit`: rows are (query, head of the unit), queries first, so that those which see
-// a tile of keys are neighbours.
+// Query tile `tile` of unit `unit`: rows are (query, head of the unit), queries first, so that those which
+// see a tile of keys are neighbours.
 void attend_queries(const attention_call& call, const plan& p, const shared_memory& shared,
                     const thread_memory& own, int unit, std::int64_t tile, const std::byte* keys,
                     const std::byte* values) {
@@ -445,7 +445,8 @@ std::int64_t attention_pairs(const attention_call& call) {
         }
         const std::int64_t window = std::max(from, std::min(to, find_window(call, q, to)));
         for (int head = 0; head < call.query_heads; ++head) {
-            pairs += to - window + count_listed(call.lists, head, window) - count_listed(call.lists, head, from);
+            pairs +=
+                to - window + count_listed(call.lists, head, window) - count_listed(call.lists, head, from);
         }
     }
     return pairs;

@@ -64,13 +64,13 @@ struct attention_call {
 /// by position, never by row number; one that sees no key gets zeros. Prefill, chunks over cached keys, kept
 /// queries only and decode (one row) are all this one function.
 ///
-/// Tiles that no query of a row tile reads aren't computed, those that none sees aren't even packed. Memory: `memory` grows to a packed
-/// copy of as many KV heads as fit in 256 MiB (at least one) and about half a MiB a thread; no query-by-key
-/// matrix. Determinism: a query row's bits depend on that row, its position and the keys alone, not on the
-/// other query rows, the number of threads or other heads. This assumes finite values: a NaN or infinity
-/// among the values of a key tile (64 or 128 consecutive rows) reaches every query that sees any key of the
-/// tile. Threads: OpenMP, the caller's current setting. Throws engine::error on wrong arguments, before
-/// anything is written.
+/// Tiles that no query of a row tile reads aren't computed, those that none sees aren't even packed. Memory:
+/// `memory` grows to a packed copy of as many KV heads as fit in 256 MiB (at least one) and about half a MiB
+/// a thread; no query-by-key matrix. Determinism: a query row's bits depend on that row, its position and the
+/// keys alone, not on the other query rows, the number of threads or other heads. This assumes finite values:
+/// a NaN or infinity among the values of a key tile (64 or 128 consecutive rows) reaches every query that
+/// sees any key of the tile. Threads: OpenMP, the caller's current setting. Throws engine::error on wrong
+/// arguments, before anything is written.
 void attend(const attention_call& call, scratch& memory);
 
 /// The same with fp32 kernels of a given instruction set, for tests and comparison.

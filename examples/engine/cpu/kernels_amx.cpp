@@ -47,8 +47,8 @@ inline void multiply_step() {
 // c[32, 32] = left * right for two neighbouring strips of `depth_tiles` tiles, of which [from, to) are
 // multiplied; c_bytes is its row stride.
 template <bool split>
-inline void multiply(const std::byte* left, const std::byte* right, int depth_tiles, int from, int to, float* c,
-                     std::size_t c_bytes) {
+inline void multiply(const std::byte* left, const std::byte* right, int depth_tiles, int from, int to,
+                     float* c, std::size_t c_bytes) {
     const std::size_t part = static_cast<std::size_t>(depth_tiles) * tile_bytes;
     const std::size_t strip = split ? 2 * part : part;
     _tile_zero(0);
@@ -203,8 +203,7 @@ inline void soften(const float* scores, int from, int to, float maximum, float f
     for (int j = 0; j < vectors; j += 2) { // two tiles for each two vectors
         store_weights<split>(s[j], s[j + 1], weights + static_cast<std::size_t>(j) * tile_bytes, weights_low);
     }
-    _mm512_storeu_ps(sum,
-                     _mm512_fmadd_ps(_mm512_loadu_ps(sum), _mm512_set1_ps(factor), sum_by_lane(s)));
+    _mm512_storeu_ps(sum, _mm512_fmadd_ps(_mm512_loadu_ps(sum), _mm512_set1_ps(factor), sum_by_lane(s)));
 }
 
 // New maxima of 16 rows, and the factors for what was summed under the old ones. Rows that see no key keep
@@ -275,12 +274,13 @@ inline void weigh(const attention_tile& tile, std::int64_t row, const seen_keys&
     }
     for (int r = seen.first_row; r <= seen.last_row; ++r) {
         if (!seen.sees(r)) continue;
-        std::byte* at = weights + static_cast<std::size_t>(r / 16) * tile_bytes +
-                        static_cast<std::size_t>(r % 16) * 64;
+        std::byte* at =
+            weights + static_cast<std::size_t>(r / 16) * tile_bytes + static_cast<std::size_t>(r % 16) * 64;
         const float* s = scores + r * tile_keys;
         float* sum = tile.sum + (row + r) * 16;
         if (from[r] == 0 && to[r] == vectors * 16) {
-            soften<split, true, vectors>(s, 0, to[r], tile.maximum[row + r], factor[r], sum, at, weight_bytes);
+            soften<split, true, vectors>(s, 0, to[r], tile.maximum[row + r], factor[r], sum, at,
+                                         weight_bytes);
         } else {
             soften<split, false, vectors>(s, from[r], to[r], tile.maximum[row + r], factor[r], sum, at,
                                           weight_bytes);
@@ -306,7 +306,8 @@ void attend(const attention_tile& tile) {
         const std::int64_t row = static_cast<std::int64_t>(block) * block_rows;
         const seen_keys seen(tile, row);
         if (seen.last_row < 0) continue;
-        const int first = seen.first / 32, last = (seen.last + 31) / 32; // of 32 keys each: no row sees others
+        const int first = seen.first / 32,
+                  last = (seen.last + 31) / 32; // of 32 keys each: no row sees others
         const std::byte* queries = static_cast<const std::byte*>(tile.queries) +
                                    static_cast<std::size_t>(block) * query_bytes * (split ? 2 : 1);
         for (int i = first; i < last; ++i) {

@@ -9,8 +9,8 @@ namespace {
 
 std::size_t list_bytes(const uniprefill::limits& bounds) {
     uniprefill::workspace counting;
-    static_cast<void>(uniprefill::block_lists::carve(counting, bounds, bounds.num_heads,
-                                                     uniprefill::memory_space::host));
+    static_cast<void>(
+        uniprefill::block_lists::carve(counting, bounds, bounds.num_heads, uniprefill::memory_space::host));
     return counting.bytes_used();
 }
 

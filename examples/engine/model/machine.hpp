@@ -104,7 +104,7 @@ class basic_machine {
     uniprefill::ledger_step ledger_step_;
     std::int32_t layer_ = 0;
     segment next_ = segment::project_qkv;
-    uniprefill::selection decided_{}; ///< of this layer, where it is carried out after attention
+    uniprefill::selection decided_{};  ///< of this layer, where it is carried out after attention
     std::optional<layer_lists> lists_; ///< where the session asks for them
 
     std::int64_t q_elements_;

@@ -15,18 +15,18 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 /// Lists of blocks, one for each (segment, head) of a step, in one array.
 ///
-/// A block is G rows of a segment, counted from its first, as masses have it: rows that enter the layer, whose
-/// keys the layer stores, whether a decision drops them afterwards or not. The query of a row reads the key of
-/// a row not after it if that row's block is in the list, or is not before the first block with a position
-/// inside the query's window of `window` positions (its own included). Keys before the segment's first row,
-/// cached or not, are read by every query.
+/// A block is G rows of a segment, counted from its first, as masses have it: rows that enter the layer,
+/// whose keys the layer stores, whether a decision drops them afterwards or not. The query of a row reads the
+/// key of a row not after it if that row's block is in the list, or is not before the first block with a
+/// position inside the query's window of `window` positions (its own included). Keys before the segment's
+/// first row, cached or not, are read by every query.
 ///
 /// What a query reads follows from its own position and the segment's list: not from other queries, packing
 /// or tiles. Lists hold for any layer whose segments have the same rows.
 struct block_lists {
     memory_space space = memory_space::host;
-    std::int32_t block_rows = 0;     ///< G
-    std::int32_t window = 0;         ///< positions; 0: no window, the lists alone
+    std::int32_t block_rows = 0; ///< G
+    std::int32_t window = 0;     ///< positions; 0: no window, the lists alone
     std::int32_t num_segments = 0;
     std::int32_t num_heads = 0;      ///< lists of a segment: one for each query head, or for each KV head
     std::int64_t* offsets = nullptr; // [num_segments * num_heads + 1] in `blocks`, [segment][head]

@@ -143,8 +143,8 @@ class prefill_step {
     /// part.
     ///
     /// A layer that doesn't select, or a step in which nothing may be dropped, answers with the identity and
-    /// does no work but for masses that want_head_masses() asked for. On an error nothing has changed. O(observation rows * keys * heads * head_dim), and
-    /// O(rows
+    /// does no work but for masses that want_head_masses() asked for. On an error nothing has changed.
+    /// O(observation rows * keys * heads * head_dim), and O(rows
     /// + blocks log blocks) to select.
     /// @param q            queries after RoPE (and QK norm), [rows().num_rows, num_heads, head_dim]
     /// @param keys         keys of rows() and, for chunks, those that this layer has cached

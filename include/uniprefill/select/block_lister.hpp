@@ -30,7 +30,7 @@ struct list_options {
     std::int32_t window = 256;
 };
 
-/// Checks every field. O(1).
+/// Checks every field: invalid_argument, naming it. O(1), thread-safe, deterministic.
 template <class Rule>
 [[nodiscard]] UNIPREFILL_HOST_API status validate(const list_options<Rule>& options) noexcept {
     UNIPREFILL_TRY(validate(options.rule));
@@ -51,8 +51,8 @@ class block_lister;
 /// A head's blocks are ranked by its own mass, or by the sum over the query heads of its KV head, over the
 /// rule's scope; the rule says how many of the heaviest are listed. Sinks are listed besides. A list of which
 /// the masses can't be trusted (a fault word, a negative or too large mass) or say nothing (a total of 0: the
-/// segment wasn't scored) has every block. Each list follows from its own masses: packing and neighbours can't
-/// change it, nor can compiler flags.
+/// segment wasn't scored) has every block. Each list follows from its own masses: packing and neighbours
+/// can't change it, nor can compiler flags.
 ///
 /// Thread-safe: the object is immutable; concurrent calls need workspaces and outputs of their own.
 template <class Rule>

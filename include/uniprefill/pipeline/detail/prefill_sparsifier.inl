@@ -140,8 +140,7 @@ status prefill_step<Policy, Backend>::decide(std::int32_t layer, const head_rows
     const metrics_observer& observer = made_by_->options().observer;
     detail::stage_clock clock(observer.on_stage_times != nullptr);
     const importance_estimator<typename Policy::estimator, Backend> estimator(bounds);
-    if (const status done =
-            estimator.run(q, keys, attention, batch, masses_, per_head_, scratch_, queue);
+    if (const status done = estimator.run(q, keys, attention, batch, masses_, per_head_, scratch_, queue);
         !done.ok()) {
         return done.at_layer(layer);
     }

@@ -108,7 +108,8 @@ class segment_lists {
     }
 
   private:
-    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t blocks_to_list(const ranked_blocks& ranked) const noexcept {
+    [[nodiscard]] UNIPREFILL_HOST_API std::int32_t
+    blocks_to_list(const ranked_blocks& ranked) const noexcept {
         const Rule& rule = options_.rule;
         if (rule.exact_rows() > 0) {
             return std::min(num_blocks(rule.exact_rows(), block_rows_), ranked.count);
