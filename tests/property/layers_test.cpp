@@ -307,6 +307,11 @@ class simulation {
                                     up::as_byte_rows(full.data(), batch.num_rows, 1)};
         std::copy_n(batch.positions, batch.num_rows, static_cast<std::int32_t*>(step.rows_of(hidden).data));
 
+        std::vector<std::int64_t> head_masses(static_cast<std::size_t>(2 * of_.heads * bounds_.max_blocks()),
+                                              -1);
+        const bool by_head = numbers_.chance(0.5);
+        step.want_head_masses(by_head ? heads_in(head_masses) : up::head_mass_view{});
+
         std::size_t decisions = 0;
         for (int layer = 0; layer < layers_; ++layer) {
             INFO("layer " << layer);
@@ -340,6 +345,9 @@ class simulation {
             up::format(done, message, sizeof message);
             INFO(message);
             REQUIRE(done.ok());
+            if (by_head) {
+                check_head_masses(layer, q_rows, k_rows, attention, cached, rows, head_masses);
+            }
             const std::vector<kept_segment> kept = consistent(decided, rows);
             const std::vector<oracle::selected_rows> wanted = oracle_decision(layer, rows, entered, faulty);
             for (int s = 0; s < segments; ++s) {
@@ -373,6 +381,36 @@ class simulation {
             REQUIRE(std::equal(after.positions, after.positions + after.num_rows, states));
         }
         REQUIRE(ledger_.commit_step(opened).ok());
+    }
+
+    up::head_mass_view heads_in(std::vector<std::int64_t>& masses) const {
+        const std::int64_t blocks = bounds_.max_blocks();
+        return {masses.data(), masses.data() + of_.heads * blocks, blocks, of_.heads};
+    }
+
+    /// What the facade wrote at any layer, selecting or not, is what the estimator says by itself.
+    void check_head_masses(int layer, const up::head_rows<const float>& q,
+                           const up::head_rows<const float>& k, const up::attention_params& attention,
+                           const std::vector<std::int32_t>& cached, up::batch_view rows,
+                           std::vector<std::int64_t>& came) const {
+        const up::importance_estimator<policy::estimator> estimator(bounds_);
+        const aligned_memory memory(estimator.workspace_bytes());
+        std::vector<std::int64_t> buffer(static_cast<std::size_t>(up::mass_view::rank_buffer_size(bounds_)));
+        std::vector<std::int64_t> wanted(came.size(), -1);
+        rows.cached_lens = cached.data();
+        REQUIRE(estimator
+                    .run(q, up::key_source<float, up::contiguous_cache<float>>{k, cache(layer)}, attention,
+                         rows, up::mass_view::over(buffer.data(), bounds_, up::memory_space::host),
+                         heads_in(wanted), memory.view())
+                    .ok());
+        const std::int64_t used = up::used_blocks(rows, of_.block_rows);
+        for (std::int64_t plane = 0; plane < 2 * of_.heads; ++plane) {
+            for (std::int64_t block = plane * bounds_.max_blocks();
+                 block < plane * bounds_.max_blocks() + used; ++block) {
+                REQUIRE(came[static_cast<std::size_t>(block)] == wanted[static_cast<std::size_t>(block)]);
+            }
+        }
+        came.assign(came.size(), -1);
     }
 
     /// The same decision from sets of positions, in double.
