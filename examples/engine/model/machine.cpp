@@ -13,12 +13,12 @@ using uniprefill::throw_if_failed;
 
 namespace {
 
-std::vector<float> rows_of(std::int64_t rows, std::int64_t columns) {
-    return std::vector<float>(static_cast<std::size_t>(rows * columns));
+cpu::activations rows_of(std::int64_t rows, std::int64_t columns) {
+    return cpu::activations(static_cast<std::size_t>(rows * columns));
 }
 
 /// Rows of @p columns elements, of which the first @p used are moved.
-uniprefill::byte_rows bytes_of(std::vector<float>& rows, std::int64_t columns, std::int64_t used,
+uniprefill::byte_rows bytes_of(cpu::activations& rows, std::int64_t columns, std::int64_t used,
                                std::int64_t count) {
     return {rows.data(), columns * std::int64_t{sizeof(float)}, used * std::int64_t{sizeof(float)},
             static_cast<std::int32_t>(count)};
@@ -421,7 +421,7 @@ void basic_machine<Ops>::project_logits() {
     if (wanted == 0) {
         return;
     }
-    std::vector<float> rows = rows_of(wanted, config_.hidden);
+    cpu::activations rows = rows_of(wanted, config_.hidden);
     const uniprefill::row_map map = step_.map();
     for (std::int64_t i = 0; i < wanted; ++i) {
         std::int64_t row = plan_.logits_rows()[static_cast<std::size_t>(i)];
@@ -433,7 +433,7 @@ void basic_machine<Ops>::project_logits() {
     Ops& ops = session_.ops();
     ops.rms_norm(rows.data(), session_.model().output_norm().data(), config_.rms_epsilon, wanted,
                  config_.hidden, rows.data());
-    logits_ = rows_of(wanted, config_.vocab);
+    logits_.resize(static_cast<std::size_t>(wanted * config_.vocab));
     ops.multiply(session_.model().head(), rows.data(), wanted, logits_.data());
 }
 

@@ -2,6 +2,7 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 #pragma once
 
+#include "engine/cpu/huge_pages.hpp"
 #include "engine/model/layer_lists.hpp"
 #include "engine/model/session.hpp"
 #include "engine/model/step_plan.hpp"
@@ -110,14 +111,14 @@ class basic_machine {
     std::int64_t q_elements_;
     std::int64_t kv_elements_;
     std::int64_t qkv_elements_;
-    std::vector<float> working_; // [rows, hidden]
-    std::vector<float> full_;    // [rows, hidden] under revival
+    cpu::activations working_; // [rows, hidden]
+    cpu::activations full_;    // [rows, hidden] under revival
     uniprefill::row_tensor hidden_rows_{};
-    std::vector<float> normed_;    // [rows, hidden]
-    std::vector<float> qkv_;       // [rows, q | k | v]
-    std::vector<float> attended_;  // [rows, heads * head_dim]
-    std::vector<float> gate_up_;   // [rows, 2 * ffn]
-    std::vector<float> activated_; // [rows, ffn]
+    cpu::activations normed_;    // [rows, hidden]
+    cpu::activations qkv_;       // [rows, q | k | v]
+    cpu::activations attended_;  // [rows, heads * head_dim]
+    cpu::activations gate_up_;   // [rows, 2 * ffn]
+    cpu::activations activated_; // [rows, ffn]
     std::vector<std::int32_t> cached_lens_;
     std::vector<std::int32_t> key_positions_;
     std::vector<std::int64_t> key_slots_;
