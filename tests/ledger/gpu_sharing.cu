@@ -183,7 +183,8 @@ TEST_CASE("signing on a device what isn't there") {
     twins.forget_fault();
     must(sign({0, 0, nullptr}, 40, 16, 3));
     REQUIRE(pages.get() == numbers{0, 0, 2, 1, -77, -77});
-    REQUIRE(sign({0, 4, nullptr}, 40, 16, 3).code == status_code::invalid_argument);
+    REQUIRE(sign({0, 4, nullptr}, 40, 16, 3).code == status_code::out_of_range);
+    REQUIRE(sign({0, -1, nullptr}, 40, 16, 3).code == status_code::invalid_argument);
     REQUIRE(sign({0, 1, nullptr}, 40, 0, 3).code == status_code::invalid_argument);
     REQUIRE(sign({0, 1, nullptr}, -1, 16, 3).code == status_code::invalid_argument);
     REQUIRE(sign({0, 1, nullptr}, 40, 16, -1).code == status_code::invalid_argument);

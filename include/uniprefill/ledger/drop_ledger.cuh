@@ -35,9 +35,10 @@ UNIPREFILL_BEGIN_NAMESPACE
 ///
 /// **Faults.** What only the device can see to be wrong is left in fault(): the status that the host's ledger
 /// would have returned, of the smallest slot if there are several. A step that can't begin isn't opened, and
-/// tells of no rows; a request whose append is refused keeps all its rows, and what was told of that append
-/// is void; a row without a page gets `no_slot`; a request that can't be rolled back, forked, admitted,
-/// released, saved or restored is left as it is, and the others go on. Nothing is written out of bounds.
+/// tells of no rows (void where a step of the same array is open); a request whose append is refused keeps
+/// all its rows, and what was told of that append is void; a row without a page gets `no_slot`; a request
+/// that can't be rolled back, forked, admitted, released, saved or restored is left as it is, and the others
+/// go on. Nothing is written out of bounds.
 ///
 /// Deterministic. Thread safety: any number of ledgers at once; calls on one ledger, one after another, whose
 /// launches are ordered by one stream or by events.
