@@ -453,8 +453,14 @@ TEST_CASE("a device ledger refuses what the host's refuses, and changes nothing"
     const auto slots = [&](std::int32_t slot) { return twins.upload(std::vector<std::int32_t>{slot}); };
     must(twins.device.admit(slots(0), 1, nullptr));
     refused(ledger_complaint::taken);
-    must(twins.device.admit(slots(77), 1, nullptr));
-    refused(ledger_complaint::unknown_request);
+    for (const std::int32_t slot : {4, 77, -2}) {
+        must(twins.device.admit(slots(slot), 1, nullptr));
+        if (slot >= 0) {
+            twins.check_refusal(twins.host().admit(slot));
+        } else {
+            refused(ledger_complaint::slot);
+        }
+    }
     must(twins.device.release(slots(3), 1, nullptr));
     refused(ledger_complaint::unknown_request);
     must(twins.device.rollback(slots(0), slots(21), 1, nullptr));
@@ -463,6 +469,18 @@ TEST_CASE("a device ledger refuses what the host's refuses, and changes nothing"
     refused(ledger_complaint::taken);
     must(twins.device.fork(slots(2), slots(3), 1, nullptr));
     refused(ledger_complaint::unknown_request);
+    for (const std::int32_t from : {0, 2}) { // to itself, or to a slot that isn't there
+        for (const std::int32_t to : {from, 4, -1}) {
+            const up::status host = twins.host().fork(from, to);
+            REQUIRE_FALSE(host.ok());
+            must(twins.device.fork(slots(from), slots(to), 1, nullptr));
+            REQUIRE(twins.fault_status().code == host.code);
+            REQUIRE(twins.fault_status().request == host.request);
+            REQUIRE(twins.fault_status().came == host.came);
+            twins.forget_fault();
+            twins.check_states();
+        }
+    }
     // A copy can't be copied in the launch that makes it.
     must(twins.host().fork(0, 2));
     must(twins.device.fork(twins.upload(std::vector<std::int32_t>{0, 2}),
@@ -493,6 +511,45 @@ TEST_CASE("a device ledger refuses what the host's refuses, and changes nothing"
     refused(ledger_complaint::layer);
     hand_back({0, 1, twins.upload(std::vector<std::int32_t>{-1})});
     refused(ledger_complaint::layer);
+}
+
+TEST_CASE("where offsets give every other request the same rows, a layer is told of none") {
+    if (!has_device()) {
+        return;
+    }
+    // All rows, so that together they are more than an int32 counts.
+    constexpr std::int32_t requests = 8192;
+    constexpr std::int32_t claimed = (1 << 20) + 1;
+    ledger_twins twins({requests, 2, 1, 1, set_relation::nested}, {0});
+    twins.admit(range(0, requests));
+    rows_batch batch, entering;
+    for (std::int32_t id = 0; id < requests; ++id) {
+        batch.add(id, request_tag::decode, {0});
+    }
+    entering = batch;
+    entering.packed.assign(claimed, 0);
+    for (std::int32_t r = 1; r <= requests; ++r) {
+        entering.cu[static_cast<std::size_t>(r)] = r % 2 == 1 ? claimed : 0;
+    }
+    up::batch_view there = twins.view_of(entering, true);
+    there.num_rows = claimed;
+    up::ledger_step step;
+    must(twins.device.begin_step(twins.view_of(batch, true), twins.upload(batch.ids), step, nullptr));
+    constexpr std::int32_t places = 3000;
+    const device_array<std::int32_t> told(std::vector<std::int32_t>(places, -77));
+    const device_array<std::int32_t> lens(std::vector<std::int32_t>(requests, -77));
+    up::step_wishes<> wishes;
+    wishes.layers = twins.device.every_layer();
+    wishes.out.num_requests = requests;
+    wishes.out.num_rows = places;
+    wishes.out.row_positions = told.data();
+    wishes.out.seq_lens = lens.data();
+    must(twins.device.append(step, 0, there, wishes, nullptr));
+    REQUIRE(told.get() == std::vector<std::int32_t>(places, -1));
+    REQUIRE(lens.get() == std::vector<std::int32_t>(requests, 0));
+    REQUIRE(twins.fault() != ledger_complaint::none);
+    must(twins.device.abort_step(step, nullptr));
+    twins.check_states();
 }
 
 TEST_CASE("a decode step captured once serves requests that come, grow and go") {

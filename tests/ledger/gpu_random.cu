@@ -770,8 +770,8 @@ class random_pair {
             refuse_save(id, 40);
             break;
         case 5: {
-            const std::int32_t taken = (id + 1 + below(max_requests - 1)) % max_requests;
-            if (admitted(taken)) {
+            const std::int32_t taken = below(max_requests + 1); // perhaps itself, or a slot too many
+            if (taken == max_requests || admitted(taken)) {
                 const std::int32_t* const to = batch_.input(numbers{taken});
                 refused(host().fork(id, taken), [=](cudaStream_t s) { return device_.fork(ids, to, 1, s); });
             }

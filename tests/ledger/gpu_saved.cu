@@ -388,6 +388,17 @@ TEST_CASE("saving and restoring on a device at the wrong time") {
         twins.check_states();
     }
 
+    // A buffer that is no saved request, and nobody knows how long it was.
+    for (const std::byte value : {std::byte{0}, std::byte{0x5a}, std::byte{0xff}}) {
+        const bytes foreign(good.size(), value);
+        small.fill(0, foreign);
+        small.upload();
+        must(twins.device.restore(twins.upload(numbers{5}), 1, small.data(), small.stride(), nullptr,
+                                  nullptr));
+        twins.check_refusal(twins.host().restore(5, foreign.data(), foreign.size()));
+        twins.check_states();
+    }
+
     // What the host can see.
     const std::int32_t* const ids = twins.upload(numbers{0, 1});
     const auto code = [](const up::status& came) { return came.code; };

@@ -183,7 +183,8 @@ TEST_CASE("signing on a device what isn't there") {
     twins.forget_fault();
     must(sign({0, 0, nullptr}, 40, 16, 3));
     REQUIRE(pages.get() == numbers{0, 0, 2, 1, -77, -77});
-    REQUIRE(sign({0, 4, nullptr}, 40, 16, 3).code == status_code::invalid_argument);
+    REQUIRE(sign({0, 4, nullptr}, 40, 16, 3).code == status_code::out_of_range);
+    REQUIRE(sign({0, -1, nullptr}, 40, 16, 3).code == status_code::invalid_argument);
     REQUIRE(sign({0, 1, nullptr}, 40, 0, 3).code == status_code::invalid_argument);
     REQUIRE(sign({0, 1, nullptr}, -1, 16, 3).code == status_code::invalid_argument);
     REQUIRE(sign({0, 1, nullptr}, 40, 16, -1).code == status_code::invalid_argument);
@@ -273,6 +274,7 @@ TEST_CASE("buffers between stages that are none, on a device") {
     leaving.add(1, request_tag::decode, {0});
     numbers words(17);
     must(up::write_stage_rows(batch.view(), batch.ids.data(), leaving.view(), words.data(), 17));
+    const numbers written = words;
     const auto refuse_read = [&](std::size_t at, std::int32_t value, std::int32_t most_rows) {
         numbers changed = words;
         changed[at] = value;
@@ -296,6 +298,12 @@ TEST_CASE("buffers between stages that are none, on a device") {
     refuse_read(3, 4, 20); // than words behind it
     refuse_read(3, -1, 20);
     refuse_read(0, words[0], 9); // more rows than the engine has room for
+    // Nothing that comes of it hides it.
+    for (const std::int32_t value : {-1, 0, -2, 7}) {
+        words.assign(17, value);
+        refuse_read(0, value, 20);
+    }
+    words = written;
     // Whatever else is in it, begin_step() and append() judge it, and nothing is written out of bounds.
     for (std::size_t at = 4; at < 17; ++at) {
         for (const std::int32_t value : {-2, 2, 11, 1 << 30}) {

@@ -6,11 +6,33 @@
 #include "ledger/ledger_fixture.hpp"
 #include "support/catch.hpp"
 
+#include <functional>
+#include <pthread.h>
 #include <thread>
 
 using namespace ledger_test;
 using up::request_tag;
 using up::set_relation;
+
+namespace {
+
+constexpr std::size_t small_stack = 128 * 1024; // what musl gives threads
+
+void on_small_stack(std::function<void()> call) {
+    pthread_attr_t attributes;
+    REQUIRE(pthread_attr_init(&attributes) == 0);
+    REQUIRE(pthread_attr_setstacksize(&attributes, small_stack) == 0);
+    pthread_t thread;
+    const auto body = [](void* what) -> void* {
+        (*static_cast<std::function<void()>*>(what))();
+        return nullptr;
+    };
+    REQUIRE(pthread_create(&thread, &attributes, body, &call) == 0);
+    REQUIRE(pthread_join(thread, nullptr) == 0);
+    pthread_attr_destroy(&attributes);
+}
+
+} // namespace
 
 TEST_CASE("state follows the documented formula", "[ledger]") {
     const auto round_up = [](std::size_t bytes) { return (bytes + 63) / 64 * 64; };
@@ -187,4 +209,25 @@ TEST_CASE("steps over different requests may be open at once, on their own threa
     CHECK(right[0]);
     CHECK(right[1]);
     CHECK(owner.canaries_intact());
+}
+
+TEST_CASE("a ledger tells of steps on a thread with a small stack", "[ledger]") {
+    owned_ledger owner = make_ledger({0, 2}, 5, set_relation::nested, 300, 3);
+    must(owner.ledger.admit(1));
+    std::vector<std::int64_t> slots(5 * 200), expected(200);
+    up::status told = up::success();
+    on_small_stack([&] {
+        open_step step(owner, {{1, request_tag::prefill, range(0, 200), every(2, 0, 200)}}, 1);
+        up::step_arrays<> wanted;
+        wanted.num_rows = 200;
+        wanted.slots = slots.data();
+        const up::contiguous_slots cache{1000, 300, 300, up::request_index::ledger};
+        told = owner.ledger.look_up(step.step, owner.ledger.every_layer(), cache, wanted);
+        told = told.ok() ? owner.ledger.slot_mapping(step.step, 0, cache, expected.data(), 200) : told;
+        step.commit();
+    });
+    REQUIRE(told.ok());
+    REQUIRE(std::equal(expected.begin(), expected.end(), slots.begin()));
+    REQUIRE(slots.back() == -1);
+    REQUIRE(slots[4 * 200 + 99] == 4 * 1000 + 300 + 99);
 }

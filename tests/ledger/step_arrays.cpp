@@ -355,3 +355,65 @@ TEST_CASE("look-ups that can't be answered leave the arrays as they were", "[led
     CHECK((rows[0] == -7 && rows[3] == -7));
     must(s.owner.ledger.abort_step(s.step));
 }
+
+TEST_CASE("slots of more rows than a call notes, of prompts in between, and beyond 32 bits") {
+    constexpr std::int32_t requests = 300; // in 60 layers: more than 8,192 decode rows
+    constexpr std::int32_t layers = 60;
+    constexpr std::int32_t longest = 20;
+    owned_ledger owner = make_ledger({20, 40}, layers, set_relation::independent, longest, requests);
+    rows_batch prompt, batch;
+    std::vector<std::int32_t> rows_of; // cache row of each row of the step
+    std::vector<std::int32_t> owners;
+    for (std::int32_t id = 0; id < requests; ++id) {
+        must(owner.ledger.admit(id));
+        const std::int32_t held = id % 3;
+        const std::int32_t rows = id % 7;
+        prompt.add(id, request_tag::prefill, range(0, held));
+        batch.add(id, request_tag::verify, range(held, held + rows));
+        for (std::int32_t i = 0; i < rows; ++i) {
+            rows_of.push_back(held + i);
+            owners.push_back(id);
+        }
+    }
+    up::ledger_step step;
+    must(owner.ledger.begin_step(prompt.view(), prompt.ids.data(), step));
+    must(owner.ledger.commit_step(step));
+    must(owner.ledger.begin_step(batch.view(), batch.ids.data(), step));
+    const std::size_t entries = rows_of.size() + 3;
+    std::vector<std::int32_t> backwards(layers);
+    std::iota(backwards.rbegin(), backwards.rend(), 0);
+    const up::layer_list lists[] = {owner.ledger.every_layer(), {0, layers, backwards.data()}};
+    for (const auto& [layer_stride, list] : {std::pair{std::int64_t{0}, 0},
+                                             {std::int64_t{longest * requests}, 1},
+                                             {std::int64_t{1} << 33, 0},
+                                             {std::int64_t{1} << 27, 1}}) {
+        const up::layer_list listed = lists[list];
+        const up::contiguous_slots cache{layer_stride, longest, longest, up::request_index::ledger};
+        std::vector<std::int64_t> slots(layers * entries, -77);
+        up::step_arrays<> wanted;
+        wanted.num_rows = static_cast<std::int32_t>(entries);
+        wanted.slots = slots.data();
+        wanted.no_slot = -5;
+        must(owner.ledger.look_up(step, listed, cache, wanted));
+        std::vector<std::int64_t> expected;
+        for (std::int32_t i = 0; i < layers; ++i) {
+            const std::int32_t layer = listed.at(i);
+            for (std::size_t row = 0; row < rows_of.size(); ++row) {
+                expected.push_back(layer * layer_stride + std::int64_t{longest} * owners[row] + rows_of[row]);
+            }
+            expected.insert(expected.end(), 3, -5);
+        }
+        REQUIRE((slots == expected));
+        // Slots that the index type can't hold are found before the first is written.
+        std::vector<std::int32_t> narrow(layers * entries, -77);
+        up::step_arrays<std::int32_t, std::int32_t> less;
+        less.num_rows = wanted.num_rows;
+        less.slots = narrow.data();
+        const up::status told = owner.ledger.look_up(step, listed, cache, less);
+        REQUIRE(told.ok() == ((layers - 1) * layer_stride < INT32_MAX));
+        REQUIRE((told.ok() || narrow == std::vector<std::int32_t>(narrow.size(), -77)));
+        REQUIRE((told.ok() ||
+                 (told.code == status_code::out_of_range && told.layer == (list == 0 ? 1 : layers - 1))));
+    }
+    must(owner.ledger.abort_step(step));
+}

@@ -35,9 +35,10 @@ UNIPREFILL_BEGIN_NAMESPACE
 ///
 /// **Faults.** What only the device can see to be wrong is left in fault(): the status that the host's ledger
 /// would have returned, of the smallest slot if there are several. A step that can't begin isn't opened, and
-/// tells of no rows; a request whose append is refused keeps all its rows, and what was told of that append
-/// is void; a row without a page gets `no_slot`; a request that can't be rolled back, forked, admitted,
-/// released, saved or restored is left as it is, and the others go on. Nothing is written out of bounds.
+/// tells of no rows (void where a step of the same array is open); a request whose append is refused keeps
+/// all its rows, and what was told of that append is void; a row without a page gets `no_slot`; a request
+/// that can't be rolled back, forked, admitted, released, saved or restored is left as it is, and the others
+/// go on. Nothing is written out of bounds.
 ///
 /// Deterministic. Thread safety: any number of ledgers at once; calls on one ledger, one after another, whose
 /// launches are ordered by one stream or by events.
@@ -116,7 +117,8 @@ class drop_ledger<backend::cuda> {
     /// all
     /// @param[out] buffers [count, stride]
     /// @param[out] bytes  [count] written; 0 for an empty place, or one that was refused. Null: not wanted
-    ///                    (saved_header::bytes says it, too)
+    ///                    (saved_header::bytes says it, too; where nothing is written, of what was there
+    ///                    before: give restore() this array where buffers are used again)
     template <class = void>
     UNIPREFILL_HOST_API status save(const std::int32_t* requests, const std::int32_t* num_tokens,
                                     std::int32_t count, void* buffers, std::size_t stride,
@@ -190,7 +192,7 @@ class drop_ledger<backend::cuda> {
                                                stream) const noexcept;
 
     /// Signs pages as the host's: of each of several requests in each of several layers. One launch, a warp
-    /// for each of these: O(tokens * (1 + sets / 64)), one after another, as a signature goes on from that of
+    /// for each of these: O(tokens * sets), one after another, as a signature goes on from that of
     /// the page before. Rows of an open step count.
     /// @param requests [count] slots, or -1 for an empty place
     /// @param signer   read by the host: a graph keeps key and policy
@@ -212,7 +214,7 @@ class drop_ledger<backend::cuda> {
 
     /// Writes what the next stage needs. O(requests + rows). Where offsets make no sense: a fault, and a
     /// buffer that the next stage refuses.
-    /// @param batch       of the step: tags and cu_seqlens are read
+    /// @param batch       of the step: tags and cu_seqlens are read; num_rows at least the last of cu_seqlens
     /// @param request_ids [num_requests]
     /// @param leaving     rows that leave the stage: cu_seqlens and positions are read; num_rows at least the
     ///                    last of cu_seqlens

@@ -74,7 +74,7 @@ class ledger_step {
 /// Lengths are O(1) for each set, and decode rows cost O(1) whatever the number of layers.
 ///
 /// Statuses name the request's slot and the layer. A call that fails changes nothing, output arrays included.
-/// Indices written are int32 or int64. Nothing is allocated.
+/// Indices written are int32 or int64. Nothing is allocated; calls that tell slots take 34 KB of the stack.
 ///
 /// Thread safety: calls that touch different requests may run at the same time (steps too), and so may any
 /// calls that only read; everything else needs the caller's lock. Deterministic.
@@ -305,7 +305,7 @@ class drop_ledger<backend::host> {
     UNIPREFILL_HOST_API status pages_of(std::int32_t request, const layer_list& layers, const page_rule& rule,
                                         page_usage& usage) const noexcept;
     /// Signs the pages of a layer (page_signature.hpp), the last one with the rows that it has: pages with
-    /// the same signature hold the same keys and values. O(tokens * (1 + sets / 64)). Rows of an open step
+    /// the same signature hold the same keys and values. O(tokens * sets). Rows of an open step
     /// count.
     /// @param signer      key and policy, the same for all that share pages
     /// @param tokens      [num_tokens] the request's text: int32, uint32 or int64

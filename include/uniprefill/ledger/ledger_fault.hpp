@@ -12,9 +12,10 @@
 
 UNIPREFILL_BEGIN_NAMESPACE
 
-/// Why something was refused.
+/// Why something was refused. Of two complaints about one slot and layer, the first in this order stays.
 enum class ledger_complaint : std::int32_t {
     none,
+    stage_words,         ///< a buffer that no pipeline stage wrote, or one of other requests
     offsets,             ///< cu_seqlens that don't start at 0, fall, or don't end at num_rows
     tag,                 ///< no request_tag
     empty_place,         ///< rows for slot -1
@@ -37,14 +38,14 @@ enum class ledger_complaint : std::int32_t {
     kept_position,       ///< positions that don't ascend, or that the layer doesn't hold
     kept_by_next_set,    ///< the next nested set holds a position that isn't kept
     rollback,            ///< more positions than there are
-    taken,               ///< a slot that isn't free
+    slot,                ///< a slot that the ledger doesn't have can't be filled
+    taken,               ///< nor one that isn't free
     table_span,          ///< entries in use that a table doesn't have
     table_page,          ///< an entry in use that names no page
     too_many_pages,      ///< more pages than there is room for
     too_many_logits,     ///< more rows need logits than there is room for
     text,                ///< a text shorter than the request
     too_many_signatures, ///< more pages to sign than there is room for
-    stage_words,         ///< a buffer that no pipeline stage wrote, or one of other requests
     has_positions,       ///< a request that isn't empty can't be restored
     saved_room,          ///< less room than a saved request takes
     saved_bytes,         ///< fewer or more bytes than were saved
@@ -157,6 +158,8 @@ class ledger_fault {
             return bad(invalid, "positions", "every position that the next nested set holds");
         case ledger_complaint::rollback:
             return bad(status_code::out_of_range, "num_tokens", "0..the positions that the request has");
+        case ledger_complaint::slot:
+            return bad(status_code::out_of_range, "request", "0..max_requests - 1");
         case ledger_complaint::taken:
             return bad(status_code::wrong_state, "request", "a free slot");
         case ledger_complaint::table_span:

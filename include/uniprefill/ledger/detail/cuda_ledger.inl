@@ -97,10 +97,11 @@ inline status drop_ledger<backend::cuda>::check_layer(std::int32_t layer) const 
 }
 
 inline status drop_ledger<backend::cuda>::check_layers(const layer_list& layers) const noexcept {
+    UNIPREFILL_TRY(detail::require_ledger(layers.count >= 0, "layers.count", ">= 0", layers.count));
     const bool inside =
         layers.layers != nullptr || (layers.first >= 0 && layers.count <= bounds_.num_layers - layers.first);
-    return detail::require_ledger(layers.count >= 0 && inside, "layers", "layers of the ledger",
-                                  layers.count);
+    return inside ? success()
+                  : failure(status_code::out_of_range, "layers", "layers of the ledger", layers.first);
 }
 
 inline status drop_ledger<backend::cuda>::check_rows(const batch_view& rows,
@@ -127,9 +128,10 @@ inline status drop_ledger<backend::cuda>::check_wishes(const step_wishes<Slots, 
     const bool by_request = out.cached_lens != nullptr || out.seq_lens != nullptr ||
                             out.cu_seqlens != nullptr || out.num_pages != nullptr ||
                             out.partial_pages != nullptr;
-    UNIPREFILL_TRY(detail::require_ledger(!by_request || out.num_requests >= num_requests,
-                                          "step_arrays.num_requests", "at least the step's requests",
-                                          out.num_requests));
+    if (by_request && out.num_requests < num_requests) {
+        return failure(status_code::out_of_range, "step_arrays.num_requests", "at least the step's",
+                       out.num_requests);
+    }
     return out.slots != nullptr ? wishes.slots.check() : success();
 }
 

@@ -60,6 +60,16 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
     }
 }
 
+/// Whether there are no more rows than the arrays have: places among them then fit an int32. Called by all
+/// threads of a thread block.
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline bool offsets_are_good(const cuda_step& step) {
+    bool good = true;
+    for (std::int32_t r = ledger_thread(); r < step.num_requests; r += ledger_threads) {
+        good = step.rows_are_there(r) && good;
+    }
+    return __syncthreads_and(good ? 1 : 0) != 0;
+}
+
 /// @p num_stagers thread blocks stage the rows that enter a layer, the others tell of them.
 template <class Slots, class Index, class Slot>
 __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
@@ -74,7 +84,8 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
     if (block >= num_stagers) {
         const std::int32_t stretches = stretches_of(wanted.out.num_rows);
         step_teller<Slots, Index, Slot>(ledger, step, rows_source::entering, wanted,
-                                        (block - num_stagers) / stretches, false, ledger_memory)
+                                        (block - num_stagers) / stretches, !offsets_are_good(step),
+                                        ledger_memory)
             .tell((block - num_stagers) % stretches, stretches, room.scan);
         return;
     }

@@ -48,7 +48,7 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
             continue;
         }
         if (!ledger.is_slot(request)) {
-            ledger.raise(ledger_complaint::unknown_request, request, -1, request);
+            ledger.raise(ledger_complaint::slot, request, -1, request);
         } else if (atomicCAS(&ledger.record(request).header->admitted, 0, 1) != 0) {
             ledger.raise(ledger_complaint::taken, request, -1, request);
         }
@@ -141,10 +141,10 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
         if (request == -1) {
             continue;
         }
-        // A copy that this launch makes can't be copied by it, too.
+        // A copy that this launch makes of another request can't be copied by it, too.
         bool is_new = false;
         for (std::int32_t i = ledger_thread(); i < count; i += ledger_threads) {
-            is_new = is_new || (requests[i] != -1 && copies[i] == request);
+            is_new = is_new || (i != r && requests[i] != -1 && copies[i] == request);
         }
         is_new = __syncthreads_or(is_new ? 1 : 0) != 0;
         if (ledger_thread() == 0) {
@@ -154,7 +154,7 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
             } else if (ledger.record(request).header->open != 0) {
                 ledger.raise(ledger_complaint::busy_request, request, -1, request);
             } else if (!ledger.is_slot(copy)) {
-                ledger.raise(ledger_complaint::unknown_request, copy, -1, copy);
+                ledger.raise(ledger_complaint::slot, copy, -1, copy);
             } else if (atomicCAS(&ledger.record(copy).header->admitted, 0, 1) != 0) {
                 ledger.raise(ledger_complaint::taken, copy, -1, copy);
             } else {

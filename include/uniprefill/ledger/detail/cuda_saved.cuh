@@ -179,15 +179,13 @@ class UNIPREFILL_HIDDEN request_restorer {
         }
         __syncthreads();
         const std::uint64_t bytes = shared_.bytes;
-        if (bytes < sizeof(saved_header) || bytes > task_.stride) {
-            static_cast<void>(refuse({ledger_complaint::saved_bytes, static_cast<std::int64_t>(bytes)}));
-            return;
-        }
         saved_header header;
         std::memcpy(&header, shared_.header, sizeof header);
         const request_reader reader(ledger_.bounds, ledger_.layout.layer_sets(ledger_.memory), header, in,
                                     bytes);
-        if (refuse(reader.judge_format()) ||
+        // A buffer that says its bytes itself is believed only where it is one of this format.
+        const bool has_header = is_long && (task_.bytes == nullptr || bytes >= sizeof header);
+        if ((has_header && refuse(reader.judge_format())) || refuse(judge_bytes(bytes)) ||
             refuse(reader.judge_header(add_up(reader.body_checksum(share_of_thread()), shared_.sum))) ||
             !layers_agree(reader)) {
             return;
@@ -195,6 +193,11 @@ class UNIPREFILL_HIDDEN request_restorer {
         take_sets(reader);
     }
 
+    [[nodiscard]] __device__ saved_flaw judge_bytes(std::uint64_t bytes) const {
+        return bytes >= sizeof(saved_header) && bytes <= task_.stride
+                   ? saved_flaw{}
+                   : saved_flaw{ledger_complaint::saved_bytes, static_cast<std::int64_t>(bytes)};
+    }
     [[nodiscard]] __device__ bool layers_agree(const request_reader& reader) const {
         bool good = true;
         for (std::int32_t layer = ledger_thread(); layer < ledger_.bounds.num_layers;

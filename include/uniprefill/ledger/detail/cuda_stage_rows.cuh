@@ -29,11 +29,12 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(ledger_threads)
         counted.num_rows = counted.num_leaving = 0;
     }
     const std::int64_t first = std::int64_t{blockIdx.x} * ledger_threads + ledger_thread();
-    if (counted.num_rows < 0 || counted.num_rows > what.num_rows || counted.num_leaving < 0 ||
-        counted.num_leaving > what.num_leaving) {
+    const bool rows_good = counted.num_rows >= 0 && counted.num_rows <= what.num_rows;
+    if (!rows_good || counted.num_leaving < 0 || counted.num_leaving > what.num_leaving) {
         if (first == 0) {
             words[0] = 0; // no format: the next stage refuses it
-            ledger.raise(ledger_complaint::offsets, -1, -1, counted.num_leaving);
+            ledger.raise(ledger_complaint::offsets, -1, -1,
+                         rows_good ? counted.num_leaving : counted.num_rows);
         }
         return;
     }

@@ -29,7 +29,7 @@ class UNIPREFILL_HIDDEN step_teller {
     using wanted_type = step_wishes<Slots, Index, Slot>;
 
     /// @param offsets [num_requests + 1] room in shared memory
-    /// @param nothing the step was refused: its arrays are those of a step without rows
+    /// @param nothing the step was refused, or has no such rows: its arrays are those of one without rows
     __device__ step_teller(const cuda_ledger_state& ledger, const cuda_step& step, rows_source source,
                            const wanted_type& wanted, std::int32_t part, bool nothing, std::int32_t* offsets)
         : ledger_(ledger)
@@ -55,8 +55,9 @@ class UNIPREFILL_HIDDEN step_teller {
             }
         }
         const std::int32_t first = stretch * told_rows;
-        for (std::int32_t row = first + ledger_thread();
-             row < wanted_.out.num_rows && row < first + told_rows; row += ledger_threads) {
+        const std::int32_t left = wanted_.out.num_rows - first; // first + told_rows may be no int32
+        for (std::int32_t i = ledger_thread(); i < left && i < told_rows; i += ledger_threads) {
+            const std::int32_t row = first + i;
             if (row < rows) {
                 tell_row(row);
             } else {
@@ -82,9 +83,7 @@ class UNIPREFILL_HIDDEN step_teller {
         }
         const request_record state = ledger_.record(request);
         // A step that begins is opened by another thread block at this moment.
-        const bool there =
-            source_ == rows_source::arriving || (state.header->open == step_.ticket &&
-                                                 (source_ == rows_source::staged || step_.rows_are_there(r)));
+        const bool there = source_ == rows_source::arriving || state.header->open == step_.ticket;
         return there ? step_rows(source_, state, set_, step_, r) : step_rows();
     }
 
