@@ -635,6 +635,10 @@ TEST_CASE("wrong attention arguments are named before anything is written", "[en
     };
     refuses_lists("lists.block_keys", [](key_lists& l) { l.block_keys = 0; });
     refuses_lists("lists.window", [](key_lists& l) { l.window = -1; });
+    const std::vector<std::int64_t> falling = {4, 3, 2, 1, 0}, negative = {-1, 0, 0, 0, 0};
+    refuses_lists("lists.offsets", [&](key_lists& l) { l.offsets = falling.data(); });
+    refuses_lists("lists.offsets", [&](key_lists& l) { l.offsets = negative.data(); });
+    refuses_lists("lists.blocks", [](key_lists& l) { l.blocks = nullptr; });
     refuses_lists("lists.first_key", [](key_lists& l) { l.first_key = 21; });
     refuses_lists("lists.blocks", [](key_lists& l) { l.first_key = 13; }); // fewer blocks than are listed
     const std::vector<std::int32_t> twice(listed.listed.size(), 0);
