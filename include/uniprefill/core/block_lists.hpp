@@ -22,7 +22,8 @@ UNIPREFILL_BEGIN_NAMESPACE
 /// first row, cached or not, are read by every query.
 ///
 /// What a query reads follows from its own position and the segment's list: not from other queries, packing
-/// or tiles. Lists hold for any layer whose segments have the same rows.
+/// or tiles. But lists follow from the segment's end: so do, from the next layer on, keys of all its rows
+/// (see page_signature.hpp, if they are shared). Lists hold for any layer whose segments have the same rows.
 struct block_lists {
     memory_space space = memory_space::host;
     std::int32_t block_rows = 0; ///< G
