@@ -200,6 +200,14 @@ TEST_CASE("app: report.html is whole and needs nothing from outside") {
     CHECK(contains(page, "</span> t6 t7 t8<span class='d1'"));
     CHECK(contains(page, "2.00&times;"));
     CHECK(contains(page, "layer 1 drops 4</span><b>12</b>"));
+    CHECK(contains(page, "<dt>Blocks that each head reads</dt><dd>all</dd>"));
+
+    engine::report listed = small_report();
+    listed.policy.lists.emplace();
+    listed.policy.lists->window = 1024;
+    const std::string other = engine::report_html(listed);
+    CHECK(markup_fault(other).empty());
+    CHECK(contains(other, "the first 64 tokens, a window of 1,024</dd>"));
 }
 
 TEST_CASE("app: report.html escapes every hostile text") {

@@ -474,7 +474,7 @@ TEST_CASE("attention pairs are counted", "[engine][cpu][attention]") {
     }
 }
 
-TEST_CASE("lists of every block give the bits of none", "[engine][cpu][attention]") {
+TEST_CASE("lists or windows of every key give the bits of none", "[engine][cpu][attention]") {
     scratch memory;
     const request dense = random_request(4, 2, 64, 500, 0.8, 0.7, 0, false, false, 44);
     const request full = with_lists(dense, 0, 64, 0, 2, 45); // but for the first head, which has none
@@ -491,6 +491,11 @@ TEST_CASE("lists of every block give the bits of none", "[engine][cpu][attention
             CHECK(same_bits(a.data() + at + 64, b.data() + at + 64, 3 * 64));
             CHECK(std::all_of(b.data() + at, b.data() + at + 64, [](float x) { return x == 0.0f; }));
         }
+        const request near = with_lists(dense, 77, 64, 1000, 0, 46); // nothing listed, a window of everything
+        call = near.call(b);
+        call.kind = kind;
+        attend(call, memory);
+        CHECK(same_bits(a.data(), b.data(), static_cast<std::int64_t>(a.size())));
     }
 }
 
@@ -635,6 +640,10 @@ TEST_CASE("wrong attention arguments are named before anything is written", "[en
     };
     refuses_lists("lists.block_keys", [](key_lists& l) { l.block_keys = 0; });
     refuses_lists("lists.window", [](key_lists& l) { l.window = -1; });
+    const std::vector<std::int64_t> falling = {4, 3, 2, 1, 0}, negative = {-1, 0, 0, 0, 0};
+    refuses_lists("lists.offsets", [&](key_lists& l) { l.offsets = falling.data(); });
+    refuses_lists("lists.offsets", [&](key_lists& l) { l.offsets = negative.data(); });
+    refuses_lists("lists.blocks", [](key_lists& l) { l.blocks = nullptr; });
     refuses_lists("lists.first_key", [](key_lists& l) { l.first_key = 21; });
     refuses_lists("lists.blocks", [](key_lists& l) { l.first_key = 13; }); // fewer blocks than are listed
     const std::vector<std::int32_t> twice(listed.listed.size(), 0);

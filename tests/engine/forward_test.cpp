@@ -295,6 +295,9 @@ TEST_CASE("a request's bits don't depend on what runs beside it, nor on threads"
     alone.admit(0);
     engine::cpu::set_threads(1);
     const pass expected = run(alone, {request_of(0, request_tag::prefill, 0, long_prompt)});
+    alone.admit(1);
+    run(alone, {request_of(1, request_tag::prefill, 0, other_prompt)});
+    const pass next = run(alone, {request_of(1, request_tag::decode, 200, {11})});
 
     engine::cpu::set_threads(3);
     engine::cpu_session packed(model.weights, model.ops, options_of(dropping::cumulative, listed));
@@ -306,6 +309,7 @@ TEST_CASE("a request's bits don't depend on what runs beside it, nor on threads"
                                    request_of(3, request_tag::prefill, 0, long_prompt),
                                    request_of(0, request_tag::prefill, 0, short_prompt)});
     const auto vocab = static_cast<std::ptrdiff_t>(model.plain.vocab);
+    CHECK(same_bits(next.logits, {made.logits.begin(), made.logits.begin() + vocab}));
     CHECK(same_bits(expected.logits, {made.logits.begin() + vocab, made.logits.begin() + 2 * vocab}));
     CHECK(std::equal(expected.dropped_at.begin(), expected.dropped_at.end(), made.dropped_at.begin() + 1));
     for (std::int32_t l = 0; l < small_model::layers; ++l) {
@@ -369,6 +373,65 @@ TEST_CASE("lists of all blocks give the bits of none, short ones read less, and 
             CHECK(next.layers[static_cast<std::size_t>(l)].pairs ==
                   static_cast<std::int64_t>(stored_positions(few, 0, l).size()));
             CHECK(next.layers[static_cast<std::size_t>(l)].estimator_pairs == 0);
+        }
+    }
+}
+
+TEST_CASE("of its own span a query reads what is listed, of what came before all") {
+    loaded model;
+    const auto prompt = model.plain.random_tokens(300, 15);
+    engine::session_options options = options_of(dropping::none);
+    options.lists.emplace();
+    options.lists->rule = uniprefill::selection_rule::fixed_budget(1); // one block of 8 for each head
+    options.lists->rule.scope = uniprefill::mass_scope::all;
+    options.lists->sink = 0;
+    options.lists->window = 1; // its own block
+    std::int64_t least = 0;
+    for (std::int32_t row = 0; row < 300; ++row) {
+        least += row / 100 * 100 + row % 100 % 8 + 1;
+    }
+    const auto read_by = [&](const std::vector<std::int32_t>& spans, std::int32_t chunk) {
+        engine::cpu_session session(model.weights, model.ops, options);
+        session.admit(0);
+        std::vector<std::int64_t> pairs(static_cast<std::size_t>(small_model::layers), 0);
+        for (std::int32_t first = 0; first < 300; first += chunk) {
+            const request_tag tag = chunk == 300 ? request_tag::prefill : request_tag::chunk;
+            auto request =
+                request_of(0, tag, first, {prompt.begin() + first, prompt.begin() + first + chunk});
+            request.span_ends = spans;
+            const pass one = run(session, {request});
+            for (std::size_t l = 0; l < pairs.size(); ++l) {
+                pairs[l] += one.layers[l].pairs;
+            }
+        }
+        return pairs;
+    };
+    for (const std::int64_t pairs : read_by({100, 200, 300}, 300)) {
+        CHECK(pairs >= least);
+        CHECK(pairs <= least + 300 * 8);
+    }
+    for (const std::int64_t pairs : read_by({100}, 100)) {
+        CHECK(pairs >= least);
+        CHECK(pairs <= least + 300 * 8);
+    }
+}
+
+TEST_CASE("with lists, keys of later layers follow from the whole span, without them from what came before") {
+    loaded model;
+    const auto one = model.plain.random_tokens(200, 16);
+    auto other = model.plain.random_tokens(200, 17);
+    std::copy_n(one.begin(), 100, other.begin());
+    for (const bool listed : {false, true}) {
+        engine::cpu_session session(model.weights, model.ops, options_of(dropping::none, listed));
+        session.admit(0);
+        session.admit(1);
+        run(session, {request_of(0, request_tag::prefill, 0, one)});
+        run(session, {request_of(1, request_tag::prefill, 0, other)});
+        for (std::int32_t l = 0; l < small_model::layers; ++l) {
+            const engine::kv_sequence a = session.cache().rows(l, 0);
+            const engine::kv_sequence b = session.cache().rows(l, 1);
+            const auto size = static_cast<std::size_t>(100 * a.row_stride) * sizeof(float);
+            CHECK((std::memcmp(a.k, b.k, size) == 0) == (!listed || l == 0));
         }
     }
 }

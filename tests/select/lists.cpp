@@ -112,13 +112,13 @@ std::vector<std::int32_t> naive_list(const head_step& from, const options& how, 
     bool trusted = from.faults[static_cast<std::size_t>(segment)] == 0;
     for (std::int32_t b = 0; b < what.blocks_of(segment); ++b) {
         every.insert(b);
-        bool has_free = false, is_sink = false;
+        bool has_free = false, has_forced = false, is_sink = false;
         for (std::int32_t row = what.begin(segment) + b * g;
              row < std::min(what.end(segment), what.begin(segment) + (b + 1) * g); ++row) {
-            has_free = has_free || !up::is_forced_row(batch, segment, row);
+            (up::is_forced_row(batch, segment, row) ? has_forced : has_free) = true;
             is_sink = is_sink || what.positions[static_cast<std::size_t>(row)] < how.sink;
         }
-        if (is_sink) {
+        if (is_sink || (how.rule.scope == up::mass_scope::free && has_forced)) {
             listed.insert(b);
         }
         uint128 sums[2] = {0, 0};
@@ -195,6 +195,26 @@ TEST_CASE("lists: what a plain retelling lists, for random steps") {
     std::cout << partial << " lists name some of the blocks, " << whole << " all\n";
     CHECK(partial > 1000);
     CHECK(whole > 1000);
+}
+
+TEST_CASE("lists: a share of 1 lists every block, forced rows or not") {
+    generator random(uniprefill_test::seed() + 2);
+    for (int i = 0; i < 200; ++i) {
+        INFO("case " << i << " of seed " << uniprefill_test::seed());
+        head_step from = random_head_step(random);
+        for (const auto scope : {up::mass_scope::free, up::mass_scope::all}) {
+            options how;
+            how.rule = up::selection_rule::top_p(1, scope);
+            how.sink = how.window = 0;
+            lists made(from.what.bounds, from.what.bounds.num_heads);
+            REQUIRE(run(from, how, made).ok());
+            for (std::int32_t s = 0; s < from.what.num_segments(); ++s) {
+                for (std::int32_t head = 0; head < from.what.bounds.num_heads; ++head) {
+                    REQUIRE(made.of(s, head).size() == static_cast<std::size_t>(from.what.blocks_of(s)));
+                }
+            }
+        }
+    }
 }
 
 TEST_CASE("lists: a request's lists are the same alone") {
@@ -286,6 +306,7 @@ TEST_CASE("lists: wrong arguments are named, and nothing is written") {
     refuses(code::not_supported, "out.space", [](call& c) { c.made->out.space = up::memory_space::device; });
     refuses(code::invalid_argument, "out.block_rows", [](call& c) { c.made->out.block_rows = 16; });
     refuses(code::invalid_argument, "out.num_heads", [](call& c) { c.made->out.num_heads = 3; });
+    refuses(code::out_of_range, "out.max_segments", [](call& c) { --c.made->out.max_segments; });
     refuses(code::out_of_range, "out.capacity", [](call& c) { --c.made->out.capacity; });
     refuses(code::invalid_argument, "out", [](call& c) { c.made->out.blocks = nullptr; });
     refuses(code::invalid_argument, "per_head.free", [](call& c) { c.masses.free = nullptr; });

@@ -446,7 +446,7 @@ command_line parse_command_line(const std::vector<std::string>& arguments, std::
     add_model(for_generate, generate, "-m,--model");
     add_prompt(for_generate, generate);
     add_policy(for_generate, generate.policy);
-    for_generate.flag("--dense", "drop nothing", generate.dense);
+    for_generate.flag("--dense", "drop nothing, read every key", generate.dense);
     add_running(for_generate, generate, cores);
     add_sampling(for_generate, generate, "tokens to write (128)");
 
@@ -460,7 +460,8 @@ command_line parse_command_line(const std::vector<std::string>& arguments, std::
     add_model(for_serve, serve, "-m,--model");
     add_serving(for_serve, serve.serve);
     add_policy(for_serve, serve.policy);
-    for_serve.flag("--dense", "drop nothing, and leave the rest of the policy as it is", serve.dense);
+    for_serve.flag("--dense", "drop nothing, read every key, and leave the rest of the policy as it is",
+                   serve.dense);
     add_running(for_serve, serve, cores);
     for_serve.group("Output");
     for_serve.flag("--json", "print the figures as JSON instead of a table", serve.json);

@@ -221,10 +221,10 @@ void read_lists(const object& root, policy& out) {
     const object entry(root.at("lists"), root.path("lists."));
     entry.allow_only({"sink", "window"}, true);
     uniprefill::list_options<> lists;
+    lists.rule.p = {}; // complete() knows the usual one
     entry.read("sink", lists.sink);
     entry.read("window", lists.window);
     entry.read_rule(lists.rule);
-    if (!entry.has("p") && lists.rule.kind == uniprefill::rule_kind::fixed_budget) lists.rule.p = {};
     complete(lists.rule, entry, entry);
     out.lists = lists;
 }

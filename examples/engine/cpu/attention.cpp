@@ -44,6 +44,14 @@ void check_lists(const attention_call& call) {
     }
     const std::int64_t blocks = divide_up(call.key_rows - lists.first_key, lists.block_keys);
     for (int head = 0; head < call.query_heads; ++head) {
+        if (lists.offsets[head] < 0 || lists.offsets[head + 1] < lists.offsets[head]) {
+            throw error("lists.offsets", "0 or more, not descending",
+                        std::to_string(lists.offsets[head + 1]) + " after " +
+                            std::to_string(lists.offsets[head]) + " of head " + std::to_string(head));
+        }
+        if (lists.blocks == nullptr && lists.offsets[head + 1] > 0) {
+            throw error("lists.blocks", "offsets[query_heads] numbers", "none");
+        }
         std::int64_t before = -1;
         for (std::int64_t i = lists.offsets[head]; i < lists.offsets[head + 1]; ++i) {
             if (lists.blocks[i] <= before || lists.blocks[i] >= blocks) {
@@ -264,14 +272,13 @@ std::int64_t count_listed(const key_lists& lists, int head, std::int64_t end) {
 // The `index`th piece of what a row reads of a tile: the pieces that all rows read, and what its window has.
 key_range piece_of_row(const key_range* pieces, int count, std::int64_t window, std::int64_t last,
                        int index) {
-    for (int i = 0, found = 0; i < count; ++i) {
-        if (pieces[i].to >= window) { // it reaches the window, which goes on to the end
-            return found == index ? key_range{std::min(pieces[i].from, window), last} : key_range{last, last};
-        }
-        if (found++ == index) return pieces[i];
-        if (i + 1 == count && found == index) return {std::min(window, last), last};
+    int before = 0; // pieces that end before the window, which goes on to the end
+    while (before < count && pieces[before].to < window) {
+        ++before;
     }
-    return count == 0 && index == 0 ? key_range{std::min(window, last), last} : key_range{last, last};
+    if (index < before) return pieces[index];
+    if (index > before) return {last, last};
+    return {std::min({before < count ? pieces[before].from : last, window, last}), last};
 }
 
 // One tile of keys against the rows of one head, as lists say: a call for each piece that a row reads.

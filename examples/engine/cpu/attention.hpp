@@ -26,7 +26,7 @@ struct kv_rows {
 /// key inside its window of `window` positions.
 struct key_lists {
     const std::int64_t* offsets = nullptr; ///< [query_heads + 1] in `blocks`; null: all keys are read
-    const std::int32_t* blocks = nullptr;  ///< ascending for each head
+    const std::int32_t* blocks = nullptr;  ///< [offsets[query_heads]] ascending for each head
     std::int64_t first_key = 0;            ///< with which block 0 begins
     int block_keys = 0;
     int window = 0; ///< 0: none, listed blocks alone
@@ -61,15 +61,15 @@ struct attention_call {
 
 /// out = softmax(scale * queries . keys, over the keys each query sees) . values, by one pass with a running
 /// maximum over tiles of keys (Milakov and Gimelshein 2018; tiled as in Dao et al. 2022). A query sees keys
-/// by position, never by row number; one that sees no key gets zeros. Prefill, chunks over cached keys, kept
+/// by position, never by row number; one that reads no key gets zeros. Prefill, chunks over cached keys, kept
 /// queries only and decode (one row) are all this one function.
 ///
 /// Tiles that no query of a row tile reads aren't computed, those that none sees aren't even packed. Memory:
 /// `memory` grows to a packed copy of as many KV heads as fit in 256 MiB (at least one) and about half a MiB
 /// a thread; no query-by-key matrix. Determinism: a query row's bits depend on that row, its position and the
 /// keys alone, not on the other query rows, the number of threads or other heads. This assumes finite values:
-/// a NaN or infinity among the values of a key tile (64 or 128 consecutive rows) reaches every query that
-/// sees any key of the tile. Threads: OpenMP, the caller's current setting. Throws engine::error on wrong
+/// a NaN or infinity among the values of a key tile (64 or 128 consecutive rows) can reach every query that
+/// reads any key of the tile. Threads: OpenMP, the caller's current setting. Throws engine::error on wrong
 /// arguments, before anything is written.
 void attend(const attention_call& call, scratch& memory);
 

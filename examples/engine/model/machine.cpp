@@ -275,24 +275,23 @@ void basic_machine<Ops>::count_look(const uniprefill::batch_view& before) {
 template <class Ops>
 std::int64_t basic_machine<Ops>::pairs_estimated(std::int32_t segment,
                                                  const uniprefill::batch_view& before) const {
-    const std::int32_t rows = before.segment_end(segment) - before.segment_begin(segment);
-    const uniprefill::request_options options = before.options_of(before.request_of(segment));
-    std::int32_t forced = 0;
-    for (std::int32_t row = before.segment_begin(segment); row < before.segment_end(segment); ++row) {
-        forced += uniprefill::is_forced_row(before, segment, row) ? 1 : 0;
-    }
-    if (!before.is_prefill(before.request_of(segment)) || options.enabled == 0 || rows < options.min_length ||
-        forced == rows) {
+    const std::int32_t begin = before.segment_begin(segment), end = before.segment_end(segment);
+    const std::int32_t request = before.request_of(segment);
+    const uniprefill::request_options options = before.options_of(request);
+    if (!before.is_prefill(request) || options.enabled == 0 || end - begin < options.min_length) {
         return 0;
     }
-    const std::int32_t request = before.request_of(segment);
+    std::int32_t first_free = begin;
+    while (first_free < end && uniprefill::is_forced_row(before, segment, first_free)) {
+        ++first_free;
+    }
+    if (first_free == end) {
+        return 0;
+    }
     const std::int64_t context =
         std::int64_t{cached_lens_[static_cast<std::size_t>(request)]} - before.cu_seqlens[request];
-    const std::int32_t end = before.segment_end(segment);
     std::int64_t pairs = 0;
-    for (std::int32_t row =
-             std::max(before.segment_begin(segment), end - session_.options().num_observations);
-         row < end; ++row) {
+    for (std::int32_t row = std::max(begin, end - session_.options().num_observations); row < end; ++row) {
         pairs += context + row + 1;
     }
     return pairs;

@@ -22,14 +22,16 @@ UNIPREFILL_BEGIN_NAMESPACE
 /// first row, cached or not, are read by every query.
 ///
 /// What a query reads follows from its own position and the segment's list: not from other queries, packing
-/// or tiles. Lists hold for any layer whose segments have the same rows.
+/// or tiles. But lists follow from the segment's end: so do, from the next layer on, keys of all its rows
+/// (see page_signature.hpp, if they are shared). Lists hold for any layer whose segments have the same rows.
 struct block_lists {
     memory_space space = memory_space::host;
     std::int32_t block_rows = 0; ///< G
-    std::int32_t window = 0;     ///< positions; 0: no window, the lists alone
+    std::int32_t window = 0; ///< positions; 0: no window, the lists alone, which may leave a query nothing
+    std::int32_t max_segments = 0; ///< that `offsets` has room for
     std::int32_t num_segments = 0;
     std::int32_t num_heads = 0;      ///< lists of a segment: one for each query head, or for each KV head
-    std::int64_t* offsets = nullptr; // [num_segments * num_heads + 1] in `blocks`, [segment][head]
+    std::int64_t* offsets = nullptr; // [max_segments * num_heads + 1] in `blocks`, [segment][head]
     std::int32_t* blocks = nullptr;  // [capacity] ascending in each list
     std::int64_t capacity = 0;
 
@@ -46,6 +48,7 @@ struct block_lists {
         block_lists made;
         made.space = space;
         made.block_rows = bounds.block_rows;
+        made.max_segments = bounds.max_segments;
         made.num_heads = heads;
         made.capacity = most_blocks(bounds, heads);
         made.offsets = memory.take<std::int64_t>(std::int64_t{bounds.max_segments} * heads + 1);

@@ -9,6 +9,9 @@
 /// * pages of layers before the first one that drops rows follow from the text alone;
 /// * in later layers pages are the same only where the stored sets are;
 /// * what comes after the page's last position, in the text or in decisions, doesn't matter.
+/// Block lists (block_lister) break the first and the last: which keys a row reads hangs on the end of its
+/// span. A cache of rows that were made with them takes a page over only with all text up to the end of the
+/// page's span: it keeps pages under sign_text() of that, too.
 ///
 /// A prefix cache keeps, for a text that ends where decisions are final (a span's edge, where no later token
 /// has a say in them), its signature by sign_text(), what drop_ledger::save_prefix() wrote, and the pages of

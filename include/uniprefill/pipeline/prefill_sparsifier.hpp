@@ -133,7 +133,9 @@ class prefill_step {
                                                    std::int32_t count, stream queue = {}) noexcept;
 
     /// Asks for masses by head: from here on decide() writes those of its layer, whether that selects or not,
-    /// with their fault words in masses(). For block lists (block_lister) and head policies. O(1).
+    /// with their fault words in masses(). For block lists (block_lister) and head policies. Where a layer
+    /// doesn't select, no rank asks the others: the fault words are this rank's alone. Only the host's step
+    /// has it so far. O(1).
     /// @param per_head  [limits::num_heads, limits::max_blocks()]; null arrays: not wanted any more
     UNIPREFILL_HOST_API void want_head_masses(const head_mass_view& per_head) noexcept {
         per_head_ = per_head;
@@ -144,8 +146,7 @@ class prefill_step {
     ///
     /// A layer that doesn't select, or a step in which nothing may be dropped, answers with the identity and
     /// does no work but for masses that want_head_masses() asked for. On an error nothing has changed.
-    /// O(observation rows * keys * heads * head_dim), and O(rows
-    /// + blocks log blocks) to select.
+    /// O(observation rows * keys * heads * head_dim), and O(rows + blocks log blocks) to select.
     /// @param q            queries after RoPE (and QK norm), [rows().num_rows, num_heads, head_dim]
     /// @param keys         keys of rows() and, for chunks, those that this layer has cached
     /// @param cached_lens  [num_requests] keys cached in this layer before this step; null: none

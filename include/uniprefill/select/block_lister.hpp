@@ -46,11 +46,13 @@ template <class Rule>
 template <class Rule = selection_rule, class Backend = backend::host>
 class block_lister;
 
-/// On the host: single-threaded, exact, deterministic. O(blocks * log(blocks)) for each list.
+/// On the host: single-threaded, exact, deterministic. O(blocks * log(blocks)) for each list; under
+/// mass_scope::free O(rows + spans * log(rows)) more for each segment.
 ///
 /// A head's blocks are ranked by its own mass, or by the sum over the query heads of its KV head, over the
-/// rule's scope; the rule says how many of the heaviest are listed. Sinks are listed besides. A list of which
-/// the masses can't be trusted (a fault word, a negative or too large mass) or say nothing (a total of 0: the
+/// rule's scope; the rule says how many of the heaviest are listed. Sinks are listed besides, and so are
+/// blocks with forced rows where the scope leaves those out: nothing has weighed them. A list of which the
+/// masses can't be trusted (a fault word, a negative or too large mass) or say nothing (a total of 0: the
 /// segment wasn't scored) has every block. Each list follows from its own masses: packing and neighbours
 /// can't change it, nor can compiler flags.
 ///

@@ -40,17 +40,12 @@ class segment_lists {
         const std::int32_t begin = batch.segment_begin(segment);
         const std::int32_t end = batch.segment_end(segment);
         count_ = num_blocks(end - begin, block_rows);
+        rows_ = end - begin;
         offset_ = block_offset(segment, begin, block_rows);
         const std::int32_t sinks = first_row_at(batch.positions, begin, end, options.sink) - begin;
         sink_blocks_ = num_blocks(sinks, block_rows);
-        for (std::int32_t b = 0; b < count_; ++b) {
-            const std::int32_t first = begin + b * block_rows;
-            const std::int32_t last = end - first > block_rows ? first + block_rows : end;
-            std::int32_t free_rows = 0;
-            for (std::int32_t row = first; row < last; ++row) {
-                free_rows += is_forced_row(batch, segment, row) ? 0 : 1;
-            }
-            scratch_.ranks.free_rows[b] = free_rows;
+        if (options.rule.scope == mass_scope::free) {
+            count_free_rows(batch, segment);
         }
     }
 
@@ -71,17 +66,19 @@ class segment_lists {
             return count_;
         }
         std::int32_t listed = 0;
-        for (; listed < sink_blocks_; ++listed) {
-            out[listed] = listed;
+        for (std::int32_t b = 0; b < count_; ++b) {
+            if (is_always_listed(b)) {
+                out[listed++] = b;
+            }
         }
         const std::int32_t chosen = blocks_to_list(ranked);
         for (std::int32_t k = 0; k < chosen; ++k) {
             const std::int32_t block = scratch_.ranks.order[k];
-            if (block >= sink_blocks_) {
+            if (!is_always_listed(block)) {
                 out[listed++] = block;
             }
         }
-        std::sort(out + sink_blocks_, out + listed);
+        std::sort(out, out + listed);
         return listed;
     }
 
@@ -108,6 +105,37 @@ class segment_lists {
     }
 
   private:
+    /// Rows of each block that may be dropped: is_forced_row() for a whole segment, by ranges.
+    UNIPREFILL_HOST_API void count_free_rows(const batch_view& batch, std::int32_t segment) const noexcept {
+        const std::int32_t begin = batch.segment_begin(segment);
+        const std::int32_t end = begin + rows_;
+        const std::int32_t request = batch.request_of(segment);
+        const request_options options = batch.options_of(request);
+        const std::int32_t tail = options.tail < rows_ ? end - options.tail : begin;
+        std::int32_t row = first_row_at(batch.positions, begin, end, options.sink);
+        std::fill_n(scratch_.ranks.free_rows, count_, 0);
+        const auto count_up_to = [&](std::int32_t last) {
+            for (; row < std::min(last, tail); ++row) {
+                ++scratch_.ranks.free_rows[(row - begin) / block_rows_];
+            }
+        };
+        if (batch.forced.offsets != nullptr) {
+            for (std::int32_t i = batch.forced.offsets[request]; i < batch.forced.offsets[request + 1]; ++i) {
+                const position_span span = batch.forced.spans[i];
+                count_up_to(first_row_at(batch.positions, begin, end, span.begin));
+                row = std::max(row, first_row_at(batch.positions, begin, end, span.end));
+            }
+        }
+        count_up_to(end);
+    }
+
+    /// Sinks, and where masses leave forced rows out, the blocks of those.
+    [[nodiscard]] UNIPREFILL_HOST_API bool is_always_listed(std::int32_t block) const noexcept {
+        return block < sink_blocks_ ||
+               (options_.rule.scope == mass_scope::free &&
+                scratch_.ranks.free_rows[block] < std::min(block_rows_, rows_ - block * block_rows_));
+    }
+
     [[nodiscard]] UNIPREFILL_HOST_API std::int32_t
     blocks_to_list(const ranked_blocks& ranked) const noexcept {
         const Rule& rule = options_.rule;
@@ -124,7 +152,8 @@ class segment_lists {
     const list_scratch& scratch_;
     std::int64_t offset_ = 0; ///< of the first block, among those of all segments
     std::int32_t block_rows_;
-    std::int32_t count_ = 0;
+    std::int32_t rows_ = 0;
+    std::int32_t count_ = 0; ///< blocks
     std::int32_t sink_blocks_ = 0;
 };
 
@@ -142,6 +171,10 @@ class segment_lists {
     if (out.num_heads != bounds.num_heads && out.num_heads != bounds.num_kv_heads) {
         return failure(status_code::invalid_argument, "out.num_heads",
                        "limits.num_heads or limits.num_kv_heads", out.num_heads);
+    }
+    if (out.max_segments < bounds.max_segments) {
+        return failure(status_code::out_of_range, "out.max_segments",
+                       "lists carved with limits as large as the lister's", out.max_segments);
     }
     if (out.capacity < block_lists::most_blocks(bounds, out.num_heads)) {
         return failure(status_code::out_of_range, "out.capacity",
