@@ -27,6 +27,8 @@ constexpr std::int32_t max_tokens = 8192;
 constexpr std::int32_t max_pages = max_tokens / page_tokens;
 const numbers selecting{3, 7, 11, 15, 19, 23};
 
+__global__ void do_nothing() {}
+
 /// Requests with a prompt of 2,048 positions, of which each selecting layer keeps half.
 class server {
   public:
@@ -53,23 +55,15 @@ class server {
 
     /// A step of one row for each request, and what all layers have to know of it: two launches.
     void decode(cudaStream_t stream) {
-        up::batch_view batch = batch_of(requests_, offsets_.data());
-        batch.tags = tags_.data();
-        batch.num_rows = requests_;
-        up::step_wishes<up::block_table_view> wishes;
-        wishes.layers = ledger_.every_layer();
-        wishes.slots.table = table_.data<std::int32_t>();
-        wishes.slots.request_stride = max_pages;
-        wishes.slots.layer_stride = std::int64_t{max_pages} * requests_;
-        wishes.slots.max_pages = max_pages;
-        wishes.slots.page_tokens = page_tokens;
-        wishes.out.num_requests = wishes.out.num_rows = requests_;
-        wishes.out.seq_lens = lens_.data();
-        wishes.out.slots = slots_.data();
         up::ledger_step step;
-        check(ledger_.begin_step(batch, ids_.data(), step, wishes, stream));
+        check(ledger_.begin_step(one_row_each(), ids_.data(), step, of_all_layers(), stream));
         check(ledger_.commit_step(step, stream));
     }
+    /// Opens a step of one row for each request, whose layers look_up() then tells of: one launch.
+    void open(cudaStream_t stream) {
+        check(ledger_.begin_step(one_row_each(), ids_.data(), opened_, stream));
+    }
+    void look_up(cudaStream_t stream) { check(ledger_.look_up(opened_, of_all_layers(), stream)); }
     void check_fault() const {
         std::uint64_t word = 0;
         check(cudaMemcpy(&word, ledger_.fault(), sizeof word, cudaMemcpyDeviceToHost), "fault");
@@ -85,6 +79,25 @@ class server {
         std::size_t size;
     };
 
+    [[nodiscard]] up::batch_view one_row_each() const {
+        up::batch_view batch = batch_of(requests_, offsets_.data());
+        batch.tags = tags_.data();
+        batch.num_rows = requests_;
+        return batch;
+    }
+    [[nodiscard]] up::step_wishes<up::block_table_view> of_all_layers() const {
+        up::step_wishes<up::block_table_view> wishes;
+        wishes.layers = ledger_.every_layer();
+        wishes.slots.table = table_.data<std::int32_t>();
+        wishes.slots.request_stride = max_pages;
+        wishes.slots.layer_stride = std::int64_t{max_pages} * requests_;
+        wishes.slots.max_pages = max_pages;
+        wishes.slots.page_tokens = page_tokens;
+        wishes.out.num_requests = wishes.out.num_rows = requests_;
+        wishes.out.seq_lens = lens_.data();
+        wishes.out.slots = slots_.data();
+        return wishes;
+    }
     static numbers count_up(std::int32_t count) {
         numbers made;
         for (std::int32_t i = 0; i < count; ++i) {
@@ -147,54 +160,80 @@ class server {
     device_array<up::request_tag> tags_;
     device_array<std::int32_t> lens_;
     device_array<std::int64_t> slots_;
+    up::ledger_step opened_;
 };
 
-void decode_step(benchmark::State& state) {
-    server serving(static_cast<std::int32_t>(state.range(0)));
+/// Times @p work, @p times of it at once.
+template <class Work>
+void measure(benchmark::State& state, const server& serving, int times, Work work) {
     device_timer timer;
-    std::vector<float> times;
+    std::vector<float> each;
     for (auto _ : state) {
-        times.push_back(timer.time([&](cudaStream_t stream) { serving.decode(stream); }));
-        state.SetIterationTime(static_cast<double>(times.back()) / 1000);
+        each.push_back(timer.time(work) / static_cast<float>(times));
+        state.SetIterationTime(static_cast<double>(each.back()) / 1000);
     }
     serving.check_fault();
-    state.counters["median_us"] = 1000 * median(times);
-    state.counters["bytes_of_a_request"] = serving.bytes_of_a_request();
+    state.counters["median_us"] = 1000 * median(each);
 }
 
-void decode_steps_in_a_graph(benchmark::State& state) {
-    constexpr int steps = 20;
-    server serving(static_cast<std::int32_t>(state.range(0)));
+/// The same for @p work captured in a graph that does it 20 times.
+template <class Work>
+void measure_in_a_graph(benchmark::State& state, const server& serving, Work work) {
+    constexpr int times = 20;
     cudaStream_t stream = nullptr;
     check(cudaStreamCreate(&stream), "cudaStreamCreate");
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
-    for (int i = 0; i < steps; ++i) {
-        serving.decode(stream);
+    for (int i = 0; i < times; ++i) {
+        work(stream);
     }
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t replayed = nullptr;
     check(cudaStreamEndCapture(stream, &graph), "capture");
     check(cudaGraphInstantiate(&replayed, graph, 0), "cudaGraphInstantiate");
-    device_timer timer;
-    std::vector<float> times;
-    for (auto _ : state) {
-        times.push_back(timer.time([&](cudaStream_t on) { check(cudaGraphLaunch(replayed, on), "replay"); }) /
-                        steps);
-        state.SetIterationTime(static_cast<double>(times.back()) / 1000);
-    }
-    serving.check_fault();
-    state.counters["median_us"] = 1000 * median(times);
+    measure(state, serving, times, [&](cudaStream_t on) { check(cudaGraphLaunch(replayed, on), "replay"); });
     cudaGraphExecDestroy(replayed);
     cudaGraphDestroy(graph);
     cudaStreamDestroy(stream);
 }
 
+void decode_step(benchmark::State& state) {
+    server serving(static_cast<std::int32_t>(state.range(0)));
+    measure(state, serving, 1, [&](cudaStream_t stream) { serving.decode(stream); });
+    state.counters["bytes_of_a_request"] = serving.bytes_of_a_request();
+}
+void decode_steps_in_a_graph(benchmark::State& state) {
+    server serving(static_cast<std::int32_t>(state.range(0)));
+    measure_in_a_graph(state, serving, [&](cudaStream_t stream) { serving.decode(stream); });
+}
+/// Lengths and slots of all layers by themselves, of a step that is open.
+void lookups(benchmark::State& state) {
+    server serving(static_cast<std::int32_t>(state.range(0)));
+    serving.open(nullptr);
+    measure(state, serving, 1, [&](cudaStream_t stream) { serving.look_up(stream); });
+}
+void lookups_in_a_graph(benchmark::State& state) {
+    server serving(static_cast<std::int32_t>(state.range(0)));
+    serving.open(nullptr);
+    measure_in_a_graph(state, serving, [&](cudaStream_t stream) { serving.look_up(stream); });
+}
+/// What events show around nothing that takes time.
+void empty_kernel(benchmark::State& state) {
+    device_timer timer;
+    std::vector<float> each;
+    for (auto _ : state) {
+        each.push_back(timer.time([](cudaStream_t stream) { do_nothing<<<1, 32, 0, stream>>>(); }));
+        state.SetIterationTime(static_cast<double>(each.back()) / 1000);
+    }
+    state.counters["median_us"] = 1000 * median(each);
+}
+
 } // namespace
 
-BENCHMARK(decode_step)->UseManualTime()->Unit(benchmark::kMicrosecond)->Iterations(100)->Arg(64)->Arg(256);
-BENCHMARK(decode_steps_in_a_graph)
-    ->UseManualTime()
-    ->Unit(benchmark::kMicrosecond)
-    ->Iterations(100)
-    ->Arg(64)
-    ->Arg(256);
+#define UNIPREFILL_BENCH(NAME)                                                                               \
+    BENCHMARK(NAME)->UseManualTime()->Unit(benchmark::kMicrosecond)->Iterations(100)
+
+UNIPREFILL_BENCH(empty_kernel);
+UNIPREFILL_BENCH(decode_step)->Arg(64)->Arg(256);
+UNIPREFILL_BENCH(decode_steps_in_a_graph)->Arg(64)->Arg(256);
+UNIPREFILL_BENCH(lookups)->Arg(64)->Arg(256);
+UNIPREFILL_BENCH(lookups_in_a_graph)->Arg(64)->Arg(256);
