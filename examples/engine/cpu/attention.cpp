@@ -44,22 +44,24 @@ void check_lists(const attention_call& call) {
     }
     const std::int64_t blocks = divide_up(call.key_rows - lists.first_key, lists.block_keys);
     for (int head = 0; head < call.query_heads; ++head) {
-        if (lists.offsets[head] < 0 || lists.offsets[head + 1] < lists.offsets[head]) {
+        const std::int64_t begin = lists.offsets[head], end = lists.offsets[head + 1];
+        if (begin < 0 || end < begin) {
             throw error("lists.offsets", "0 or more, not descending",
-                        std::to_string(lists.offsets[head + 1]) + " after " +
-                            std::to_string(lists.offsets[head]) + " of head " + std::to_string(head));
+                        std::to_string(end) + " after " + std::to_string(begin) + " of head " +
+                            std::to_string(head));
         }
-        if (lists.blocks == nullptr && lists.offsets[head + 1] > 0) {
+        if (end > 0 && lists.blocks == nullptr) {
             throw error("lists.blocks", "offsets[query_heads] numbers", "none");
         }
         std::int64_t before = -1;
-        for (std::int64_t i = lists.offsets[head]; i < lists.offsets[head + 1]; ++i) {
-            if (lists.blocks[i] <= before || lists.blocks[i] >= blocks) {
+        for (std::int64_t i = begin; i < end; ++i) {
+            const std::int32_t block = lists.blocks[i];
+            if (block <= before || block >= blocks) {
                 throw error("lists.blocks",
                             "ascending numbers below " + std::to_string(blocks) + " for each head",
-                            std::to_string(lists.blocks[i]) + " of head " + std::to_string(head));
+                            std::to_string(block) + " of head " + std::to_string(head));
             }
-            before = lists.blocks[i];
+            before = block;
         }
     }
 }

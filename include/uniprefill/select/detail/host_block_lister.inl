@@ -115,7 +115,7 @@ class segment_lists {
         std::int32_t row = first_row_at(batch.positions, begin, end, options.sink);
         std::fill_n(scratch_.ranks.free_rows, count_, 0);
         const auto count_up_to = [&](std::int32_t last) {
-            for (; row < std::min(last, tail); ++row) {
+            for (; row < (std::min)(last, tail); ++row) {
                 ++scratch_.ranks.free_rows[(row - begin) / block_rows_];
             }
         };
@@ -123,7 +123,7 @@ class segment_lists {
             for (std::int32_t i = batch.forced.offsets[request]; i < batch.forced.offsets[request + 1]; ++i) {
                 const position_span span = batch.forced.spans[i];
                 count_up_to(first_row_at(batch.positions, begin, end, span.begin));
-                row = std::max(row, first_row_at(batch.positions, begin, end, span.end));
+                row = (std::max)(row, first_row_at(batch.positions, begin, end, span.end));
             }
         }
         count_up_to(end);
@@ -133,19 +133,19 @@ class segment_lists {
     [[nodiscard]] UNIPREFILL_HOST_API bool is_always_listed(std::int32_t block) const noexcept {
         return block < sink_blocks_ ||
                (options_.rule.scope == mass_scope::free &&
-                scratch_.ranks.free_rows[block] < std::min(block_rows_, rows_ - block * block_rows_));
+                scratch_.ranks.free_rows[block] < (std::min)(block_rows_, rows_ - block * block_rows_));
     }
 
     [[nodiscard]] UNIPREFILL_HOST_API std::int32_t
     blocks_to_list(const ranked_blocks& ranked) const noexcept {
         const Rule& rule = options_.rule;
         if (rule.exact_rows() > 0) {
-            return std::min(num_blocks(rule.exact_rows(), block_rows_), ranked.count);
+            return (std::min)(num_blocks(rule.exact_rows(), block_rows_), ranked.count);
         }
         const std::int32_t least = num_blocks(rule.min_kept_rows, block_rows_);
-        const std::int32_t most = std::max(rule.max_kept_rows / block_rows_, least);
-        const std::int32_t wanted = std::min(std::max(rule.keep_count(ranked), least), most);
-        return std::min(std::max(wanted, 0), ranked.count);
+        const std::int32_t most = (std::max)(rule.max_kept_rows / block_rows_, least);
+        const std::int32_t wanted = (std::min)((std::max)(rule.keep_count(ranked), least), most);
+        return (std::min)((std::max)(wanted, 0), ranked.count);
     }
 
     const list_options<Rule>& options_;
