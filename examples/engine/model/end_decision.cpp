@@ -91,9 +91,7 @@ class end_decision {
         const kv_sequence held = session_.cache().rows(layer, id_);
         const std::int32_t page = session_.cache().page_tokens();
         for (std::int32_t row = 0; row < rows.num_rows; ++row) {
-            const std::int64_t at = rows.positions[row];
-            const std::int64_t slot =
-                held.pages == nullptr ? at : std::int64_t{held.pages[at / page]} * page + at % page;
+            const std::int64_t slot = held.slot_of(rows.positions[row], page);
             std::copy_n(held.k + slot * held.row_stride, kv_elements_, k_.data() + row * kv_elements_);
         }
     }

@@ -9,15 +9,20 @@
 
 namespace engine {
 
-/// The cached keys and values of one request in one layer, in order of position: row i is at slot
-/// `pages[i / page_tokens] * page_tokens + i % page_tokens` of k and v, at slot i where there are no pages.
+/// The cached keys and values of one request in one layer, in order of position.
 struct kv_sequence {
-    const float* k = nullptr;     // [slots, kv_heads, head_dim]
-    const float* v = nullptr;     // [slots, kv_heads, head_dim]
-    std::int64_t row_stride = 0;  ///< elements
-    std::int64_t head_stride = 0; ///< elements
-    std::int64_t length = 0;      ///< rows that were written or have a page
-    const std::int32_t* pages = nullptr;
+    const float* k = nullptr;            // [slots, kv_heads, head_dim]
+    const float* v = nullptr;            // [slots, kv_heads, head_dim]
+    std::int64_t row_stride = 0;         ///< elements
+    std::int64_t head_stride = 0;        ///< elements
+    std::int64_t length = 0;             ///< rows that were written or have a page
+    const std::int32_t* pages = nullptr; ///< null: row i is at slot i
+
+    /// Where row @p row is in k and v. @param page_tokens the store's
+    std::int64_t slot_of(std::int64_t row, std::int32_t page_tokens) const {
+        return pages == nullptr ? row
+                                : std::int64_t{pages[row / page_tokens]} * page_tokens + row % page_tokens;
+    }
 };
 
 /// Where keys and values live. Every layer of every request has a length of its own, told by the ledger.

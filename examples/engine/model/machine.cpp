@@ -175,7 +175,7 @@ void basic_machine<Ops>::decide() {
     for (std::size_t r = 0; r < plan_.ids().size(); ++r) {
         const kv_sequence held = session_.cache().rows(layer_, plan_.ids()[r]);
         for (std::int32_t i = 0; i < uniprefill::num_blocks(cached_lens_[r], page_tokens); ++i) {
-            const std::int64_t slot = held.pages == nullptr ? 0 : std::int64_t{held.pages[i]} * page_tokens;
+            const std::int64_t slot = held.slot_of(std::int64_t{i} * page_tokens, page_tokens);
             pages[r * static_cast<std::size_t>(most_pages) + static_cast<std::size_t>(i)] =
                 held.k + slot * held.row_stride;
         }
@@ -331,8 +331,7 @@ const std::int64_t* basic_machine<Ops>::slots_of(const kv_sequence& kv, std::int
     const std::int32_t page_tokens = session_.cache().page_tokens();
     key_slots_.resize(static_cast<std::size_t>(rows));
     for (std::int32_t row = 0; row < rows; ++row) {
-        key_slots_[static_cast<std::size_t>(row)] =
-            std::int64_t{kv.pages[row / page_tokens]} * page_tokens + row % page_tokens;
+        key_slots_[static_cast<std::size_t>(row)] = kv.slot_of(row, page_tokens);
     }
     return key_slots_.data();
 }
