@@ -6,6 +6,7 @@
 #pragma once
 
 #include <uniprefill/comm/reduction.hpp>
+#include <uniprefill/core/attention_params.hpp>
 #include <uniprefill/core/backend.hpp>
 #include <uniprefill/core/batch.hpp>
 #include <uniprefill/core/block_lists.hpp>
@@ -22,7 +23,6 @@
 #include <uniprefill/core/status.hpp>
 #include <uniprefill/core/version.hpp>
 #include <uniprefill/core/workspace.hpp>
-#include <uniprefill/importance/attention_params.hpp>
 #include <uniprefill/importance/head_reduction.hpp>
 #include <uniprefill/importance/importance.hpp>
 #include <uniprefill/ledger/drop_ledger.hpp>

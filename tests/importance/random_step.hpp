@@ -7,7 +7,7 @@
 
 #include "step.hpp"
 
-#include <uniprefill/importance/attention_params.hpp>
+#include <uniprefill/core/attention_params.hpp>
 
 #include <initializer_list>
 

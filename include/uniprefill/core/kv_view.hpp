@@ -11,6 +11,7 @@
 #pragma once
 
 #include <uniprefill/core/config.hpp>
+#include <uniprefill/core/rows.hpp>
 
 #include <cstdint>
 
@@ -113,6 +114,14 @@ struct page_pointer_cache {
         const T* base = reinterpret_cast<const T*>(static_cast<const char*>(page) + byte_offset);
         return base + (token % page_tokens) * token_stride + head * head_stride;
     }
+};
+
+/// The keys (or values) of a step: this step's rows, and those that the layer's cache already holds. The cache
+/// may have another element type than the rows.
+template <class T, class Cache = no_cache<T>>
+struct key_source {
+    head_rows<const T> rows; // [batch.num_rows, num_kv_heads, head_dim], rotated as the queries are
+    Cache cached{};          ///< tokens 0..cached_lens[request] - 1, all before the request's rows
 };
 
 UNIPREFILL_END_NAMESPACE

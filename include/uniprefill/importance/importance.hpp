@@ -15,6 +15,7 @@
 /// log-sum-exp of the block, from which its share of the row is exp(lse[row,block] - lse[row]).
 #pragma once
 
+#include <uniprefill/core/attention_params.hpp>
 #include <uniprefill/core/backend.hpp>
 #include <uniprefill/core/batch.hpp>
 #include <uniprefill/core/element.hpp>
@@ -25,7 +26,6 @@
 #include <uniprefill/core/rows.hpp>
 #include <uniprefill/core/status.hpp>
 #include <uniprefill/core/workspace.hpp>
-#include <uniprefill/importance/attention_params.hpp>
 #include <uniprefill/importance/detail/host_build.hpp>
 #include <uniprefill/importance/head_reduction.hpp>
 
@@ -49,14 +49,6 @@ struct estimator_policy {
     using num_observations = extent<N>;
     using head_dim = extent<D>;
     using head_reduction = HeadReduction;
-};
-
-/// The keys of a step: this step's rows, and those that the layer's cache already holds. The cache may have
-/// another element type than the rows.
-template <class T, class Cache = no_cache<T>>
-struct key_source {
-    head_rows<const T> rows; // [batch.num_rows, num_kv_heads, head_dim], rotated as the queries are
-    Cache cached{};          ///< tokens 0..cached_lens[request] - 1, all before the request's rows
 };
 
 /// Estimates block masses; specialised for each backend.

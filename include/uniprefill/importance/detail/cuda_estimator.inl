@@ -14,45 +14,6 @@
 
 UNIPREFILL_BEGIN_NAMESPACE
 
-namespace detail {
-
-/// Rows that 16-byte copies can read.
-[[nodiscard]] inline UNIPREFILL_HOST_API status require_aligned(const void* data, std::int64_t a,
-                                                                std::int64_t b, std::int64_t c,
-                                                                std::size_t element,
-                                                                const char* argument) noexcept {
-    const auto bytes = static_cast<std::int64_t>(element);
-    const bool good = reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && a * bytes % 16 == 0 &&
-                      b * bytes % 16 == 0 && c * bytes % 16 == 0;
-    return require(good, status_code::misaligned, argument, "rows that start at multiples of 16 bytes", 1);
-}
-template <class Cache>
-[[nodiscard]] UNIPREFILL_HOST_API status check_cache_alignment(const Cache&) noexcept {
-    return success();
-}
-template <class T>
-[[nodiscard]] UNIPREFILL_HOST_API status check_cache_alignment(const contiguous_cache<T>& cache) noexcept {
-    return require_aligned(cache.data, cache.request_stride, cache.token_stride, cache.head_stride, sizeof(T),
-                           "keys.cached");
-}
-template <class T>
-[[nodiscard]] UNIPREFILL_HOST_API status check_cache_alignment(const page_table_cache<T>& cache) noexcept {
-    return require_aligned(cache.data, cache.page_stride, cache.token_stride, cache.head_stride, sizeof(T),
-                           "keys.cached");
-}
-template <class T>
-[[nodiscard]] UNIPREFILL_HOST_API status check_cache_alignment(const csr_page_cache<T>& cache) noexcept {
-    return require_aligned(cache.data, cache.page_stride, cache.token_stride, cache.head_stride, sizeof(T),
-                           "keys.cached");
-}
-template <class T, class Index>
-[[nodiscard]] UNIPREFILL_HOST_API status
-check_cache_alignment(const token_slot_cache<T, Index>& cache) noexcept {
-    return require_aligned(cache.data, cache.token_stride, cache.head_stride, 0, sizeof(T), "keys.cached");
-}
-
-} // namespace detail
-
 template <class Policy>
 UNIPREFILL_HOST_API status importance_estimator<Policy, backend::cuda>::check() const noexcept {
     static_assert(Policy::block_rows::is_static && Policy::num_observations::is_static &&

@@ -8,10 +8,11 @@
 #pragma once
 
 #include <uniprefill/core/cuda.cuh>
+#include <uniprefill/core/detail/cuda_copy.cuh>
+#include <uniprefill/core/detail/cuda_matrix.cuh>
 #include <uniprefill/importance/detail/cuda_convert.cuh>
-#include <uniprefill/importance/detail/cuda_copy.cuh>
 #include <uniprefill/importance/detail/cuda_finish.cuh>
-#include <uniprefill/importance/detail/cuda_matrix.cuh>
+#include <uniprefill/importance/detail/cuda_split_word.cuh>
 
 #include <cstdint>
 

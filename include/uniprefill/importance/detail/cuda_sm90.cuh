@@ -8,9 +8,9 @@
 #pragma once
 
 #include <uniprefill/core/cuda.cuh>
-#include <uniprefill/importance/detail/cuda_copy.cuh>
+#include <uniprefill/core/detail/cuda_copy.cuh>
+#include <uniprefill/core/detail/cuda_hopper.cuh>
 #include <uniprefill/importance/detail/cuda_finish.cuh>
-#include <uniprefill/importance/detail/cuda_hopper.cuh>
 #include <uniprefill/importance/detail/cuda_score.cuh>
 
 #include <cuda_fp16.h>
@@ -59,28 +59,6 @@ struct sm90_shared {
     score_run runs[sm90_groups];
     std::uint32_t suspicious_queries[sm90_groups];
 };
-
-/// Waits for @p Threads threads that name the same barrier, 1 to 15.
-template <std::int32_t Threads>
-__device__ UNIPREFILL_HIDDEN inline void join_threads(std::int32_t barrier) {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(Threads) : "memory");
-}
-/// The same; tells whether @p mine is true for any of them.
-template <std::int32_t Threads>
-[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline bool join_threads_or(std::int32_t barrier, bool mine) {
-    std::int32_t any;
-    asm volatile("{\n.reg .pred mine;\n.reg .pred any;\nsetp.ne.b32 mine, %3, 0;\n"
-                 "bar.red.or.pred any, %1, %2, mine;\nselp.b32 %0, 1, 0, any;\n}"
-                 : "=r"(any)
-                 : "r"(barrier), "n"(Threads), "r"(mine ? 1 : 0)
-                 : "memory");
-    return any != 0;
-}
-/// Where 16 bytes of a row are in the swizzled layout of @p rows rows.
-[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::int32_t
-swizzled_place(std::int32_t rows, std::int32_t row, std::int32_t part) {
-    return part / 8 * rows * 128 + row * 128 + ((part % 8) ^ (row % 8)) * 16;
-}
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+/// @file
+/// Attention of a prefill's rows: kept queries over all keys that entered the layer, dense or by block lists.
+///
+/// For every query row r, at original position pos(r), and query head h:
+/// @code
+///   reads[h,r] = keys i of r's request with pos(i) <= pos(r), inside the model's window,
+///                and before r's segment, or in a block that h's list names, or in r's own window of blocks
+///   out[h,r]   = sum over i in reads of softmax(scale * q[h,r].k[kv(h),i]) * v[kv(h),i]
+///   lse[r,h]   = log of the sum of exp(scale * q.k) over them (natural)
+/// @endcode
+/// block_lists.hpp says which blocks a list and its window are. Without lists every key that a query sees is
+/// read. One pass with a running maximum over tiles of keys (Milakov and Gimelshein, arXiv 1805.02867; tiled
+/// as in Dao et al., arXiv 2205.14135).
+#pragma once
+
+#include <uniprefill/attend/options.hpp>
+#include <uniprefill/core/backend.hpp>
+#include <uniprefill/core/batch.hpp>
+#include <uniprefill/core/block_lists.hpp>
+#include <uniprefill/core/element.hpp>
+#include <uniprefill/core/extent.hpp>
+#include <uniprefill/core/kv_view.hpp>
+#include <uniprefill/core/limits.hpp>
+#include <uniprefill/core/rows.hpp>
+#include <uniprefill/core/selection.hpp>
+#include <uniprefill/core/status.hpp>
+#include <uniprefill/core/workspace.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+UNIPREFILL_BEGIN_NAMESPACE
+
+/// What is settled at compile time. Replace it by any struct with the same members.
+/// @tparam G rows of a block of the lists, 8..256, or `dynamic`: limits.block_rows
+/// @tparam D elements of a head, or `dynamic`: limits.head_dim. The CUDA backend needs both constant.
+template <std::int32_t G = 64, std::int32_t D = dynamic>
+struct attention_policy {
+    static_assert(G == dynamic || (G >= 8 && G <= 256), "attention_policy: G must be 8..256 or dynamic");
+    static_assert(D == dynamic || (D >= 1 && D <= 256), "attention_policy: D must be 1..256 or dynamic");
+    using block_rows = extent<G>;
+    using head_dim = extent<D>;
+};
+
+/// Attends; specialised for each backend.
+template <class Policy = attention_policy<>, class Backend = backend::host>
+class prefill_attention;
+
+/// The host backend. Holds limits only: cheap to copy, and any number of threads may use one object with
+/// workspaces of their own.
+template <class Policy>
+class prefill_attention<Policy, backend::host> {
+  public:
+    /// Keeps @p bounds, which check() judges.
+    explicit UNIPREFILL_HOST_API prefill_attention(const limits& bounds) noexcept
+        : bounds_(bounds) {}
+
+    [[nodiscard]] UNIPREFILL_HOST_API const limits& bounds() const noexcept { return bounds_; }
+
+    /// Whether the limits are good and agree with the policy's constants. run() asks too. O(1),
+    /// deterministic, thread-safe.
+    [[nodiscard]] UNIPREFILL_HOST_API status check() const noexcept;
+
+    /// Bytes that run() needs, 0 where check() fails. Pure; monotone in rows, cached tokens, heads and head
+    /// dimension; there is no buffer of queries x keys.
+    [[nodiscard]] UNIPREFILL_HOST_API std::size_t workspace_bytes() const noexcept;
+
+    /// Attends with the queries that @p kept keeps.
+    ///
+    /// A query that reads no key gets zeros and an lse of -infinity. NaN or infinity among a request's keys
+    /// or values can reach any of its own queries, never another request's.
+    ///
+    /// Deterministic: a row's bits follow from its query, its position, its list and the keys and values that
+    /// it reads, not from threads, packing or the other query rows. Cost: 4 * head_dim floating-point
+    /// operations for each (query, key) pair that is read. Threads: OpenMP's, where the including project
+    /// compiles with it. Thread-safe.
+    ///
+    /// @param queries [kept.kept_bound, num_heads, head_dim], rotated, not scaled: row i is row
+    ///                kept.kept_to_old[i] of the batch, or row i where @p kept is the identity
+    /// @param keys    of every row of the batch, rotated, and of what the layer's cache holds before them
+    /// @param values  of the same rows
+    /// @param batch   the rows that entered the layer, in host memory; checked with validate(). Its
+    ///                cached_lens are this layer's. Tags don't matter: decode rows may be among them.
+    /// @param kept    which rows have queries
+    /// @param lists   null `offsets`: every key is read. Otherwise of the same segments, by query head or by KV
+    ///                head, checked before anything is read: O(list entries).
+    /// @param out     [kept.kept_bound, num_heads, head_dim]; no row beyond the kept ones is written. Must not
+    ///                overlap any input.
+    /// @param lse     [kept.kept_bound, num_heads] natural logarithms; null: not wanted
+    /// @param memory  at least workspace_bytes() bytes, only used during the call
+    /// @return the first argument that is wrong; nothing has been written then
+    template <class T, class Cache>
+    UNIPREFILL_HOST_API status run(const head_rows<const T>& queries, const key_source<T, Cache>& keys,
+                                   const key_source<T, Cache>& values, const attention_options& options,
+                                   const batch_view& batch, const selection& kept, const block_lists& lists,
+                                   const head_rows<T>& out, float* lse, workspace memory,
+                                   host_stream stream = {}) const noexcept;
+
+  private:
+    limits bounds_;
+};
+
+UNIPREFILL_END_NAMESPACE
