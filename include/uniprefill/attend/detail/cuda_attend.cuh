@@ -7,6 +7,7 @@
 #pragma once
 
 #include <uniprefill/attend/detail/attend_work.hpp>
+#include <uniprefill/core/attention_params.hpp>
 #include <uniprefill/core/cuda.cuh>
 #include <uniprefill/core/detail/scalar_math.hpp>
 #include <uniprefill/core/kv_view.hpp>
@@ -15,6 +16,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
@@ -41,6 +43,13 @@ struct attend_scores {
     float factor = 0;  ///< scores to log2 units; with a soft-cap, scores to its argument
     float softcap = 0; ///< the soft-cap in log2 units; 0: none
     const float* sink_logits = nullptr;
+
+    [[nodiscard]] static UNIPREFILL_HOST_API attend_scores of(const attention_params& params,
+                                                              std::int32_t head_dim) noexcept {
+        const float scale = params.scale > 0 ? params.scale : 1.0f / std::sqrt(static_cast<float>(head_dim));
+        return {params.softcap > 0 ? scale / params.softcap : scale * log2_of_euler,
+                params.softcap * log2_of_euler, params.sink_logits};
+    }
 };
 
 template <class T, class Cache>
@@ -169,6 +178,22 @@ struct softmax_row {
         return __int_as_float((static_cast<std::int32_t>(kept) + 127) << 23);
     }
 };
+
+/// What two states are multiplied by before they are added.
+struct state_factors {
+    float first;
+    float second;
+};
+/// Adds the softmax of other keys of the row to @p row. Exact but for the sum: factors are powers of 2.
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline state_factors combine(softmax_row& row,
+                                                                        const softmax_row& more) {
+    const float reference = larger(row.reference, more.reference);
+    const state_factors made{softmax_row::power_of_two(add(row.reference, -reference)),
+                             softmax_row::power_of_two(add(more.reference, -reference))};
+    row.sum = add(multiply(row.sum, made.first), multiply(more.sum, made.second));
+    row.reference = reference;
+    return made;
+}
 
 /// Two floats as a word of two T, rounded to nearest.
 template <class T>

@@ -7,8 +7,6 @@
 #include <uniprefill/attend/detail/cuda_attend_bodies.cuh>
 #include <uniprefill/core/detail/check_device_batch.hpp>
 
-#include <cmath>
-
 UNIPREFILL_BEGIN_NAMESPACE
 
 template <class Policy>
@@ -86,11 +84,7 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run(
     task.step.tile_rows = bodies::tile_rows(device_);
     task.step.key_bytes = 2 * D * static_cast<std::int32_t>(sizeof(T));
     task.plan = detail::attend_plan::carve(carved, bounds_.max_segments);
-    const float scale =
-        options.params.scale > 0 ? options.params.scale : 1.0f / std::sqrt(static_cast<float>(D));
-    const float softcap = options.params.softcap;
-    task.scores = {softcap > 0 ? scale / softcap : scale * detail::log2_of_euler,
-                   softcap * detail::log2_of_euler, options.params.sink_logits};
+    task.scores = detail::attend_scores::of(options.params, D);
     task.queries = queries;
     task.keys = keys.rows;
     task.values = values.rows;
