@@ -48,6 +48,10 @@ inline head_step with_heads(generator& random, step what, std::int32_t kv_heads,
                 made.free[made.at(head, s, b)] = made.what.free_mass(s, b);
                 made.forced[made.at(head, s, b)] = made.what.forced_mass(s, b);
             }
+            if (made.what.blocks_of(s) > 0 && random.chance(60)) {
+                const auto b = static_cast<std::int32_t>(random.below(made.what.blocks_of(s)));
+                made.forced[made.at(head, s, b)] = random.chance(2) ? -1 : INT64_MAX;
+            }
         }
         made.faults[static_cast<std::size_t>(s)] = made.what.fault(s);
     }

@@ -211,6 +211,37 @@ TEST_CASE("a team lists long segments as the host lister does") {
     }
 }
 
+TEST_CASE("heads whose masses are none, or sum to none, make their lists whole") {
+    constexpr std::int64_t most = INT64_MAX;
+    const std::vector<std::int64_t> hostile[] = {{-1, 0, 0},       {1, -1, 0},      {0, 0, INT64_MIN},
+                                                 {most, 1, 0},     {most, most, 2}, {most, most, most},
+                                                 {most, -most, 0}, {most / 2, 1, 0}};
+    for (const auto& by_head : hostile) {
+        for (std::int32_t kind = 0; kind < 2; ++kind) {
+            for (const auto scope : {up::mass_scope::free, up::mass_scope::all}) {
+                INFO(by_head[0] << " " << by_head[1] << " " << by_head[2] << " kind " << kind);
+                step what(8);
+                what.add_request(80, {1, 2, 2, 0}, {});
+                what.close();
+                head_step from(std::move(what), 1, 3);
+                for (std::int32_t head = 0; head < 3; ++head) {
+                    for (std::int32_t b = 0; b < 10; ++b) {
+                        from.free[from.at(head, 0, b)] = 5 + b;
+                    }
+                    (kind == 0 ? from.free : from.forced)[from.at(head, 0, 4)] =
+                        by_head[static_cast<std::size_t>(head)];
+                }
+                list_options how;
+                how.rule = up::selection_rule::top_p(0.1, scope);
+                how.sink = 0;
+                for (const std::int32_t heads : {3, 1}) {
+                    check_alone<serial_team<9, 4>>(from, how, heads);
+                }
+            }
+        }
+    }
+}
+
 TEST_CASE("segments in no order have every block of the rows that they name, within what lists hold") {
     for (const std::vector<std::int32_t>& offsets : {std::vector<std::int32_t>{0, 100, 50, 300},
                                                      {0, -5, 300, 300},
