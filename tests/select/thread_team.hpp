@@ -31,7 +31,7 @@ class thread_crew {
     void run(Work work) {
         std::vector<std::thread> threads;
         for (std::int32_t rank = 0; rank < size_; ++rank) {
-            threads.emplace_back([this, rank, work] { work(rank); });
+            threads.emplace_back([rank, work] { work(rank); });
         }
         for (std::thread& thread : threads) {
             thread.join();
