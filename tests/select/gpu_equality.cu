@@ -108,6 +108,30 @@ TEST_CASE("gpu select: one request of 262144 blocks") {
     }
 }
 
+TEST_CASE("gpu select: among many blocks without any mass, those that are no candidates don't count") {
+    if (!has_device()) {
+        return;
+    }
+    for (const auto ties : {up::tie_order::lower_block_first, up::tie_order::higher_block_first}) {
+        step what(8);
+        up::selection_rule rule = up::selection_rule::fixed_ratio(0.5);
+        rule.ties = ties;
+        what.add_request(8 * 1000, {1, 8 * 150, 8 * 150, 0}, rule);
+        what.close();
+        what.free_mass(0, 470) = 1000;
+        const auto wanted = select(what);
+        REQUIRE(wanted->result.ok());
+        REQUIRE(wanted->outcome().kept == 8 * (300 + 350));
+        device_step<up::selection_rule> memory(what.bounds);
+        for (std::int32_t i = 0; i < enough_choices; ++i) {
+            up::cuda_device device = this_device();
+            const up::cuda_selector_options options = choices(i, device);
+            INFO("choice " << i);
+            check_run(memory, what, what.rules, *wanted, device, options);
+        }
+    }
+}
+
 TEST_CASE("gpu select: a graph replayed with other lengths and rules and options and spans and masses") {
     if (!has_device()) {
         return;
