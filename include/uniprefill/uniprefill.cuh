@@ -12,5 +12,6 @@
 #include <uniprefill/propagate/add_norm.cuh>
 #include <uniprefill/propagate/compaction.cuh>
 #include <uniprefill/propagate/lineage.cuh>
+#include <uniprefill/select/block_lister.cuh>
 #include <uniprefill/select/selector.cuh>
 #include <uniprefill/uniprefill.hpp>
