@@ -26,7 +26,7 @@
 #include <uniprefill/core/rows.hpp>
 #include <uniprefill/core/status.hpp>
 #include <uniprefill/core/workspace.hpp>
-#include <uniprefill/importance/detail/host_build.hpp>
+#include <uniprefill/core/detail/host_build.hpp>
 #include <uniprefill/importance/head_reduction.hpp>
 
 #include <cstddef>
