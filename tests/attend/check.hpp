@@ -20,7 +20,8 @@ double rounding() {
 
 /// What the library's numbers may differ by from the oracle's. With u = 2^-24:
 /// - a score: scaling a query and the products' sum, (products + 8) u of the sum of |q k|; a soft-cap 6e-7 of
-///   itself more (tanh); its difference from the largest, of which at most 125 in units of log2 matter, u each
+///   itself more (tanh); its difference from the largest, of which at most 125 in units of log2 matter, u
+///   each
 /// - a weight: what its score's error makes of it, and 3 u of exp2
 /// - sums of weights, and of values: 64 u in a tile, 6 u for each tile and run before
 /// Weights are off by at most a factor, then, above and below the line; and the result is rounded to T.
@@ -29,8 +30,8 @@ struct error_bound {
 
     error_bound(const oracle::attended_row& row, int keys, bool capped) {
         constexpr double u = 0x1p-24;
-        const double score = u * (row.score_magnitude + row.largest_score + 90) +
-                             (capped ? 6e-7 * row.largest_score : 0.0);
+        const double score =
+            u * (row.score_magnitude + row.largest_score + 90) + (capped ? 6e-7 * row.largest_score : 0.0);
         const double tiles = keys / 64.0 + 2;
         relative = score + u * (3 + 64 + 12 * tiles + 8);
     }
@@ -114,7 +115,8 @@ std::vector<bool> reads_of(const scene<T>& what, const request_tensors& tensors,
         list.block_rows = shape.block_rows;
         list.window = what.lists.window;
         list.listed.assign(tensors.key_positions.size() + 1, false);
-        const std::int32_t of = what.lists.heads == shape.heads ? head : head / (shape.heads / shape.kv_heads);
+        const std::int32_t of =
+            what.lists.heads == shape.heads ? head : head / (shape.heads / shape.kv_heads);
         const auto entry = static_cast<std::size_t>(segment * what.lists.heads + of);
         for (std::int64_t i = what.lists.offsets[entry]; i < what.lists.offsets[entry + 1]; ++i) {
             list.listed[static_cast<std::size_t>(what.lists.blocks[static_cast<std::size_t>(i)])] = true;

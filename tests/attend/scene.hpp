@@ -66,7 +66,8 @@ struct kept_set {
 };
 
 /// Which choice: a segment counts from its request's first, which its seed names wherever it is packed.
-using pick_block = std::function<bool(std::uint64_t seed, std::int32_t segment, std::int32_t head, int block)>;
+using pick_block =
+    std::function<bool(std::uint64_t seed, std::int32_t segment, std::int32_t head, int block)>;
 using pick_row = std::function<bool(std::uint64_t seed, std::int32_t row)>;
 
 /// Something like a coin that falls the same for the same numbers.
@@ -232,14 +233,14 @@ output<T> attend(scene<T>& what, const Cache& cached_keys, const Cache& cached_v
     result.head_dim = shape.head_dim;
     result.lse.assign(static_cast<std::size_t>((count + 1) * shape.heads), 77.0f);
     const guarded_buffer memory(attention.workspace_bytes());
-    const up::head_rows<const T> q{queries.data(), wide - 3, shape.head_dim, count,
-                                   shape.heads,    shape.head_dim};
+    const up::head_rows<const T> q{queries.data(), wide - 3,    shape.head_dim,
+                                   count,          shape.heads, shape.head_dim};
     const up::head_rows<T> out{rows.data(), wide, shape.head_dim, count, shape.heads, shape.head_dim};
-    const up::status done = attention.run(
-        q, up::key_source<T, Cache>{what.keys.key_rows(), cached_keys},
-        up::key_source<T, Cache>{what.values.key_rows(), cached_values}, what.options, batch,
-        what.kept.view(batch), what.lists.view(shape.block_rows, batch.num_segments), out, result.lse.data(),
-        up::workspace(memory.data(), attention.workspace_bytes()));
+    const up::status done =
+        attention.run(q, up::key_source<T, Cache>{what.keys.key_rows(), cached_keys},
+                      up::key_source<T, Cache>{what.values.key_rows(), cached_values}, what.options, batch,
+                      what.kept.view(batch), what.lists.view(shape.block_rows, batch.num_segments), out,
+                      result.lse.data(), up::workspace(memory.data(), attention.workspace_bytes()));
     INFO(message(done));
     REQUIRE(done.ok());
     REQUIRE(memory.is_intact());

@@ -218,9 +218,9 @@ struct attended_row {
     std::vector<double> out;       // [dim] zeros where nothing is read
     double lse = 0;                // log of the softmax's denominator, sink logit included; -infinity: empty
     std::vector<double> magnitude; // [dim] sum of share * |v|
-    double score_magnitude = 0;    // largest scale * sum of |q k| * (products that aren't 0 + extra), over keys
-                                   // of any weight
-    double largest_score = 0;      // largest magnitude among scores of any weight
+    double score_magnitude = 0; // largest scale * sum of |q k| * (products that aren't 0 + extra), over keys
+                                // of any weight
+    double largest_score = 0;   // largest magnitude among scores of any weight
 };
 attended_row attend_row(const tensor& q, int row, int head, const tensor& k, const tensor& v,
                         const score_parameters& score, const std::vector<bool>& reads, int extra = 0);

@@ -13,8 +13,8 @@
 /// @endcode
 /// Sink logits are one more term of the denominator, and so of lse: out * exp(lse) is always the sum of
 /// exp(score) * v, which is what merge.hpp adds up. block_lists.hpp says which blocks a list and its window
-/// are. Without lists every key that a query sees is read. One pass with a running maximum over tiles of keys (Milakov and Gimelshein, arXiv 1805.02867; tiled
-/// as in Dao et al., arXiv 2205.14135).
+/// are. Without lists every key that a query sees is read. One pass with a running maximum over tiles of keys
+/// (Milakov and Gimelshein, arXiv 1805.02867; tiled as in Dao et al., arXiv 2205.14135).
 #pragma once
 
 #include <uniprefill/attend/options.hpp>
@@ -72,7 +72,8 @@ class prefill_attention<Policy, backend::host> {
     /// @code
     ///   S * 8                                       units of work of the segments
     ///   S                                           whether heads are worked on together
-    ///   workers * floats * 4                        tiles of queries, keys, scores and outputs of each thread
+    ///   workers * floats * 4                        tiles of queries, keys, scores and outputs of each
+    ///   thread
     /// where
     ///   workers = min(64, num_heads * (floor(max_rows / 64) + S))
     ///   floats  = 328 * head_dim + 5128, rounded up to 16
@@ -98,9 +99,11 @@ class prefill_attention<Policy, backend::host> {
     /// @param batch   the rows that entered the layer, in host memory; checked with validate(). Its
     ///                cached_lens are this layer's. Tags don't matter: decode rows may be among them.
     /// @param kept    which rows have queries
-    /// @param lists   null `offsets`: every key is read. Otherwise of the same segments, by query head or by KV
+    /// @param lists   null `offsets`: every key is read. Otherwise of the same segments, by query head or by
+    /// KV
     ///                head, checked before anything is read: O(list entries).
-    /// @param out     [kept.kept_bound, num_heads, head_dim]; no row beyond the kept ones is written. Must not
+    /// @param out     [kept.kept_bound, num_heads, head_dim]; no row beyond the kept ones is written. Must
+    /// not
     ///                overlap any input.
     /// @param lse     [kept.kept_bound, num_heads] natural logarithms; null: not wanted
     /// @param memory  at least workspace_bytes() bytes, only used during the call

@@ -36,7 +36,7 @@ struct decode_rows {
     memory_space space = memory_space::host;
     std::int32_t num_rows = 0;              ///< query rows, or an upper bound where only the device knows
     const std::int32_t* requests = nullptr; // [num_rows] as the cache view counts them; null: row i is of i
-    const std::int32_t* lens = nullptr;     // [num_rows, num_kv_heads] tokens that a row sees, its own included
+    const std::int32_t* lens = nullptr; // [num_rows, num_kv_heads] tokens that a row sees, its own included
     /// The first token that is read, at most the length: where the row's window begins. Null: 0. Strided as
     /// `lens` is.
     const std::int32_t* first_keys = nullptr; // [num_rows, num_kv_heads]
@@ -86,8 +86,8 @@ class decode_attention<Policy, backend::host> {
     /// thread-safe.
     [[nodiscard]] UNIPREFILL_HOST_API status check() const noexcept;
 
-    /// Bytes that run() needs, 0 where check() fails. Pure, the same on every machine, monotone in rows, heads
-    /// and head dimension: as prefill_attention says, with workers = min(64, num_kv_heads * max_rows *
+    /// Bytes that run() needs, 0 where check() fails. Pure, the same on every machine, monotone in rows,
+    /// heads and head dimension: as prefill_attention says, with workers = min(64, num_kv_heads * max_rows *
     /// ceil(num_heads / num_kv_heads / 64)) and no segments.
     [[nodiscard]] UNIPREFILL_HOST_API std::size_t workspace_bytes() const noexcept;
 
@@ -109,7 +109,8 @@ class decode_attention<Policy, backend::host> {
     /// @param out     [rows.num_rows, num_heads, head_dim]; must not overlap any input
     /// @param lse     [rows.num_rows, num_heads] natural logarithms; null: not wanted
     /// @param memory  at least workspace_bytes() bytes, only used during the call
-    /// @return the first argument that is wrong, `request` being the row's index; nothing has been written then
+    /// @return the first argument that is wrong, `request` being the row's index; nothing has been written
+    /// then
     /// @tparam Build names the compiler flags of the calling translation unit; leave it alone
     template <class T, class Cache, std::int32_t Build = detail::host_build>
     UNIPREFILL_HOST_API status run(const head_rows<const T>& queries, const Cache& keys, const Cache& values,

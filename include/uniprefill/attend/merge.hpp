@@ -9,10 +9,10 @@
 ///   lse[r,h] = log of the sum over parts of exp(lse of the part)
 ///   out[h,r] = sum over parts of exp(lse of the part - lse[r,h]) * out of the part
 /// @endcode
-/// Parts may come from any mixture of prefill_attention, decode_attention and an engine's own kernels, as long
-/// as lse is the natural logarithm of the denominator that out was divided by. Sink logits belong to exactly
-/// one part. Source: the merge of partial softmaxes of Milakov and Gimelshein (arXiv 1805.02867); as a
-/// library's operation in FlashInfer (arXiv 2501.01005, 2.2).
+/// Parts may come from any mixture of prefill_attention, decode_attention and an engine's own kernels, as
+/// long as lse is the natural logarithm of the denominator that out was divided by. Sink logits belong to
+/// exactly one part. Source: the merge of partial softmaxes of Milakov and Gimelshein (arXiv 1805.02867); as
+/// a library's operation in FlashInfer (arXiv 2501.01005, 2.2).
 #pragma once
 
 #include <uniprefill/core/backend.hpp>

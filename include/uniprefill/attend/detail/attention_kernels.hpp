@@ -56,7 +56,8 @@ struct UNIPREFILL_HIDDEN attention_kernels : vector_math<Build> {
         unroll<math::keys>([&](auto out) { unroll<Vectors>([&](auto v) { sums[out][v] = splat(0.0f); }); });
         for (std::int32_t i = 0; i < count; ++i) {
             floats row[Vectors];
-            unroll<Vectors>([&](auto v) { row[v] = math::load(left + std::int64_t{i} * stride + v * width); });
+            unroll<Vectors>(
+                [&](auto v) { row[v] = math::load(left + std::int64_t{i} * stride + v * width); });
             unroll<math::keys>([&](auto out) {
                 const floats element = splat(right[out * out_step + i * inner_step]);
                 unroll<Vectors>([&](auto v) {
@@ -69,7 +70,8 @@ struct UNIPREFILL_HIDDEN attention_kernels : vector_math<Build> {
                 });
             });
         }
-        unroll<math::keys>([&](auto out) { unroll<Vectors>([&](auto v) { result[out][v] = sums[out][v]; }); });
+        unroll<math::keys>(
+            [&](auto out) { unroll<Vectors>([&](auto v) { result[out][v] = sums[out][v]; }); });
     }
 
     /// scores[key][lane] of so many keys; a few more are written, up to a full register tile.
@@ -146,8 +148,8 @@ struct UNIPREFILL_HIDDEN attention_kernels : vector_math<Build> {
             unroll<Vectors>([&](auto v) {
                 float* at = scores + key * stride + v * width;
                 const floats score = math::load(at);
-                const floats part = math::select(least[v] > score, splat(0.0f),
-                                                 math::exp2_of_negative(score - largest[v]));
+                const floats part =
+                    math::select(least[v] > score, splat(0.0f), math::exp2_of_negative(score - largest[v]));
                 total[v] = total[v] + part;
                 math::store(at, part);
             });
@@ -193,7 +195,8 @@ struct UNIPREFILL_HIDDEN attention_kernels : vector_math<Build> {
             math::store(sum + v, math::load(sum + v) * old_share + math::load(run_sum + v) * new_share);
             for (std::int32_t i = 0; i < head_dim; ++i) {
                 float* at = out + i * stride + v;
-                math::store(at, math::load(at) * old_share + math::load(run_out + i * stride + v) * new_share);
+                math::store(at,
+                            math::load(at) * old_share + math::load(run_out + i * stride + v) * new_share);
             }
         }
     }

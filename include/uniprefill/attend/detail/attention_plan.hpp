@@ -85,9 +85,8 @@ class UNIPREFILL_HIDDEN attention_plan {
         unit.first_row = batch_.cu_seqlens[unit.request];
         if (lists_.offsets != nullptr) {
             // Where all lists of a KV head are the same, the first of them.
-            const std::int64_t head = lists_.num_heads == bounds_.num_heads
-                                          ? std::int64_t{list} * heads
-                                          : std::int64_t{unit.kv_head};
+            const std::int64_t head = lists_.num_heads == bounds_.num_heads ? std::int64_t{list} * heads
+                                                                            : std::int64_t{unit.kv_head};
             const std::int64_t* offset = lists_.offsets + std::int64_t{segment} * lists_.num_heads + head;
             unit.list = lists_.blocks + offset[0];
             unit.num_listed = offset[1] - offset[0];
@@ -97,8 +96,8 @@ class UNIPREFILL_HIDDEN attention_plan {
         for (std::int32_t lane = 0; lane < unit.lanes; ++lane) {
             const std::int64_t at = first + lane;
             unit.row[lane] = static_cast<std::int32_t>(first_kept(segment) + at / heads);
-            unit.head[lane] = static_cast<std::int32_t>(unit.kv_head * group_ +
-                                                        (heads > 1 ? at % heads : std::int64_t{list % group_}));
+            unit.head[lane] = static_cast<std::int32_t>(
+                unit.kv_head * group_ + (heads > 1 ? at % heads : std::int64_t{list % group_}));
             if (lane > 0 && unit.row[lane] == unit.row[lane - 1]) {
                 unit.from[lane] = unit.from[lane - 1];
                 unit.window[lane] = unit.window[lane - 1];

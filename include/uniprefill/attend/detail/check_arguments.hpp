@@ -40,7 +40,8 @@ template <class Cache>
 [[nodiscard]] UNIPREFILL_HOST_API status check_caches(const Cache& keys, const Cache& values) noexcept {
     UNIPREFILL_TRY(check_cache(keys));
     const status cache = check_cache(values);
-    return cache.ok() ? success() : failure(cache.code, "values.cached", "what is expected of keys.cached", 0);
+    return cache.ok() ? success()
+                      : failure(cache.code, "values.cached", "what is expected of keys.cached", 0);
 }
 
 /// Scale, soft-cap and, where the host can read them, sink logits.

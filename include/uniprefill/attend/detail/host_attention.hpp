@@ -37,8 +37,7 @@ struct UNIPREFILL_HIDDEN attention_problem {
     float softcap = 0;                  ///< 0: none
 
     void set(const attention_params& params, std::int32_t head_dim) noexcept {
-        const float scale =
-            params.scale > 0 ? params.scale : 1.0f / std::sqrt(static_cast<float>(head_dim));
+        const float scale = params.scale > 0 ? params.scale : 1.0f / std::sqrt(static_cast<float>(head_dim));
         query_factor = params.softcap > 0 ? scale / params.softcap : scale * log2_of_e;
         softcap = params.softcap;
         sink_logits = params.sink_logits;
@@ -59,8 +58,8 @@ struct UNIPREFILL_HIDDEN attention_buffers {
                                                                      std::int64_t most_units) noexcept {
         attention_buffers made;
         made.head_dim = head_dim;
-        made.workers = static_cast<std::int32_t>(most_units < most_attention_workers ? most_units
-                                                                                     : most_attention_workers);
+        made.workers = static_cast<std::int32_t>(
+            most_units < most_attention_workers ? most_units : most_attention_workers);
         made.memory = memory.take<float>(made.workers * made.floats());
         return made;
     }
@@ -177,8 +176,8 @@ class UNIPREFILL_HIDDEN attention_worker {
     }
 
     /// Rows of a tile as floats.
-    void read_rows(const attention_unit& unit, const attention_tile& tile,
-                   const key_source<T, Cache>& source, float* to) const noexcept {
+    void read_rows(const attention_unit& unit, const attention_tile& tile, const key_source<T, Cache>& source,
+                   float* to) const noexcept {
         for (std::int32_t i = 0; i < tile.num_keys; ++i, to += head_dim_) {
             const std::int64_t key = tile.first + tile.numbers[i];
             if (key < unit.cached) {
@@ -265,9 +264,7 @@ class UNIPREFILL_HIDDEN attention_worker {
             const bool is_empty = !is_nan && !(top_[lane] > no_keys);
             T* row = p_.out.at(unit.row[lane], unit.head[lane]);
             for (std::int32_t i = 0; i < head_dim_; ++i) {
-                row[i] = from_float<T>(is_nan     ? nan
-                                       : is_empty ? 0.0f
-                                                  : out_[i * attention_lanes + lane]);
+                row[i] = from_float<T>(is_nan ? nan : is_empty ? 0.0f : out_[i * attention_lanes + lane]);
             }
             if (p_.lse != nullptr) {
                 p_.lse[std::int64_t{unit.row[lane]} * p_.queries.num_heads + unit.head[lane]] =

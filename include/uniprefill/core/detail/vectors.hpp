@@ -5,8 +5,8 @@
 /// The vectors that the host kernels are written in: the compiler's own where it has them, arrays elsewhere.
 #pragma once
 
-#include <uniprefill/core/element.hpp>
 #include <uniprefill/core/detail/host_build.hpp>
+#include <uniprefill/core/element.hpp>
 
 #include <cstdint>
 #include <cstring>
