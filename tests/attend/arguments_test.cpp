@@ -89,9 +89,10 @@ struct decode_call {
     }
 };
 
+/// @param index the request, segment or row that the refusal names, or -1
 template <class Call>
-void require_refusal(const std::string& argument, up::status_code code,
-                     const std::function<void(Call&)>& spoil, std::int32_t index = -1) {
+void require_refusal(const std::string& argument, up::status_code code, std::int32_t index,
+                     const std::function<void(Call&)>& spoil) {
     Call spoilt;
     spoil(spoilt);
     const up::status done = spoilt.run();
@@ -113,146 +114,84 @@ TEST_CASE("attention: good calls are accepted", "[attend]") {
 
 TEST_CASE("attention: wrong arguments are refused by name", "[attend]") {
     using call = prefill_call;
-    refuse(
-        "queries", invalid, [](call& c) { c.queries.data = nullptr; }, -1);
-    refuse(
-        "queries", invalid, [](call& c) { c.queries.num_heads = 2; }, -1);
-    refuse(
-        "queries", invalid, [](call& c) { c.queries.head_dim = 21; }, -1);
-    refuse(
-        "queries", invalid, [](call& c) { c.queries.num_rows = 81; }, -1);
-    refuse(
-        "out", invalid, [](call& c) { c.out.data = nullptr; }, -1);
-    refuse(
-        "out", invalid, [](call& c) { c.out.num_heads = 2; }, -1);
-    refuse(
-        "out", invalid, [](call& c) { c.out.head_dim = 21; }, -1);
-    refuse(
-        "out", invalid, [](call& c) { c.out.num_rows = 81; }, -1);
-    refuse(
-        "keys.rows", invalid, [](call& c) { c.keys.rows.data = nullptr; }, -1);
-    refuse(
-        "keys.rows", invalid, [](call& c) { c.keys.rows.num_heads = 4; }, -1);
-    refuse(
-        "values.rows", invalid, [](call& c) { c.values.rows.head_dim = 1; }, -1);
-    refuse(
-        "values.rows", invalid, [](call& c) { c.values.rows.num_rows = 163; }, -1);
-    refuse(
-        "keys.cached.data", invalid, [](call& c) { c.keys.cached.data = nullptr; }, 1);
-    refuse(
-        "keys.cached.table", invalid, [](call& c) { c.keys.cached.table = nullptr; }, 1);
-    refuse(
-        "keys.cached.page_tokens", invalid, [](call& c) { c.keys.cached.page_tokens = 0; }, 1);
-    refuse(
-        "values.cached", invalid, [](call& c) { c.values.cached.table = nullptr; }, 1);
+    refuse("queries", invalid, -1, [](call& c) { c.queries.data = nullptr; });
+    refuse("queries", invalid, -1, [](call& c) { c.queries.num_heads = 2; });
+    refuse("queries", invalid, -1, [](call& c) { c.queries.head_dim = 21; });
+    refuse("queries", invalid, -1, [](call& c) { c.queries.num_rows = 81; });
+    refuse("out", invalid, -1, [](call& c) { c.out.data = nullptr; });
+    refuse("out", invalid, -1, [](call& c) { c.out.num_heads = 2; });
+    refuse("out", invalid, -1, [](call& c) { c.out.head_dim = 21; });
+    refuse("out", invalid, -1, [](call& c) { c.out.num_rows = 81; });
+    refuse("keys.rows", invalid, -1, [](call& c) { c.keys.rows.data = nullptr; });
+    refuse("keys.rows", invalid, -1, [](call& c) { c.keys.rows.num_heads = 4; });
+    refuse("values.rows", invalid, -1, [](call& c) { c.values.rows.head_dim = 1; });
+    refuse("values.rows", invalid, -1, [](call& c) { c.values.rows.num_rows = 163; });
+    refuse("keys.cached.data", invalid, 1, [](call& c) { c.keys.cached.data = nullptr; });
+    refuse("keys.cached.table", invalid, 1, [](call& c) { c.keys.cached.table = nullptr; });
+    refuse("keys.cached.page_tokens", invalid, 1, [](call& c) { c.keys.cached.page_tokens = 0; });
+    refuse("values.cached", invalid, 1, [](call& c) { c.values.cached.table = nullptr; });
     for (const float bad :
          {-1.0f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-        refuse(
-            "params.scale", invalid, [&](call& c) { c.what.options.params.scale = bad; }, -1);
-        refuse(
-            "params.softcap", invalid, [&](call& c) { c.what.options.params.softcap = bad; }, -1);
+        refuse("params.scale", invalid, -1, [&](call& c) { c.what.options.params.scale = bad; });
+        refuse("params.softcap", invalid, -1, [&](call& c) { c.what.options.params.softcap = bad; });
     }
-    refuse(
-        "params.sink_logits", invalid, [](call& c) { c.sinks[3] = std::numeric_limits<float>::infinity(); },
-        -1);
-    refuse(
-        "params.key_scales", unsupported, [](call& c) { c.what.options.params.key_scales = c.sinks.data(); },
-        -1);
-    refuse(
-        "options.window", invalid, [](call& c) { c.what.options.window = -1; }, -1);
-    refuse(
-        "options.cached_positions", invalid, [](call& c) { c.what.cached_positions[50 + 3] = 2; }, 1);
-    refuse(
-        "options.cached_positions", invalid, [](call& c) { c.what.cached_positions[50] = -1; }, 1);
-    refuse(
-        "options.cached_positions", invalid, [](call& c) { c.what.cached_positions[99] = 50; }, 1);
-    refuse(
-        "options.cached_positions", invalid,
-        [](call& c) {
-            c.what.options.cached_positions = nullptr;
-            for (std::size_t row = 100; row < 164; ++row) {
-                --c.what.keys.positions[row];
-            }
-        },
-        1);
-    refuse(
-        "batch.tags", invalid, [](call& c) { c.batch.tags = nullptr; }, -1);
-    refuse(
-        "batch.num_rows", range, [](call& c) { --c.bounds.max_rows; }, -1);
-    refuse(
-        "limits.head_dim", invalid, [](call& c) { c.bounds.head_dim = 257; }, -1);
-    refuse(
-        "workspace", up::status_code::workspace_too_small, [](call& c) { --c.bytes; }, -1);
-    refuse(
-        "workspace", up::status_code::misaligned, [](call& c) { c.offset = 128; }, -1);
+    refuse("params.sink_logits", invalid, -1,
+           [](call& c) { c.sinks[3] = std::numeric_limits<float>::infinity(); });
+    refuse("params.key_scales", unsupported, -1,
+           [](call& c) { c.what.options.params.key_scales = c.sinks.data(); });
+    refuse("options.window", invalid, -1, [](call& c) { c.what.options.window = -1; });
+    refuse("options.cached_positions", invalid, 1, [](call& c) { c.what.cached_positions[50 + 3] = 2; });
+    refuse("options.cached_positions", invalid, 1, [](call& c) { c.what.cached_positions[50] = -1; });
+    refuse("options.cached_positions", invalid, 1, [](call& c) { c.what.cached_positions[99] = 50; });
+    refuse("options.cached_positions", invalid, 1, [](call& c) {
+        c.what.options.cached_positions = nullptr;
+        for (std::size_t row = 100; row < 164; ++row) {
+            --c.what.keys.positions[row];
+        }
+    });
+    refuse("batch.tags", invalid, -1, [](call& c) { c.batch.tags = nullptr; });
+    refuse("batch.num_rows", range, -1, [](call& c) { --c.bounds.max_rows; });
+    refuse("limits.head_dim", invalid, -1, [](call& c) { c.bounds.head_dim = 257; });
+    refuse("workspace", up::status_code::workspace_too_small, -1, [](call& c) { --c.bytes; });
+    refuse("workspace", up::status_code::misaligned, -1, [](call& c) { c.offset = 128; });
 }
 
 TEST_CASE("attention: wrong kept rows are refused", "[attend]") {
     using call = prefill_call;
-    refuse(
-        "kept.space", unsupported, [](call& c) { c.kept.space = up::memory_space::device; }, -1);
-    refuse(
-        "kept.num_requests", invalid, [](call& c) { c.kept.num_requests = 1; }, -1);
-    refuse(
-        "kept.num_segments", invalid, [](call& c) { c.kept.num_segments = 1; }, -1);
-    refuse(
-        "kept.num_rows", invalid, [](call& c) { c.kept.num_rows = 163; }, -1);
-    refuse(
-        "kept.kept_bound", invalid, [](call& c) { c.kept.kept_bound = -1; }, -1);
-    refuse(
-        "kept.kept_bound", invalid, [](call& c) { c.kept.identity = true; }, -1);
-    refuse(
-        "kept.kept_to_old", invalid, [](call& c) { c.kept.kept_to_old = nullptr; }, -1);
-    refuse(
-        "kept.cu_segments", invalid, [](call& c) { c.kept.cu_segments = nullptr; }, -1);
-    refuse(
-        "kept.cu_segments", invalid, [](call& c) { c.kept.cu_segments[0] = 1; }, -1);
-    refuse(
-        "kept.cu_segments", invalid, [](call& c) { c.kept.cu_segments[1] = 83; }, 0);
-    refuse(
-        "kept.cu_segments", invalid, [](call& c) { c.kept.cu_segments[2] = 49; }, 1);
-    refuse(
-        "kept.kept_to_old", invalid, [](call& c) { c.kept.kept_to_old[1] = 0; }, 0);
-    refuse(
-        "kept.kept_to_old", invalid, [](call& c) { c.kept.kept_to_old[0] = -1; }, 0);
-    refuse(
-        "kept.kept_to_old", invalid, [](call& c) { c.kept.kept_to_old[49] = 100; }, 0);
-    refuse(
-        "kept.kept_to_old", invalid, [](call& c) { c.kept.kept_to_old[50] = 99; }, 1);
-    refuse(
-        "kept.kept_to_old", invalid, [](call& c) { c.kept.kept_to_old[81] = 164; }, 1);
+    refuse("kept.space", unsupported, -1, [](call& c) { c.kept.space = up::memory_space::device; });
+    refuse("kept.num_requests", invalid, -1, [](call& c) { c.kept.num_requests = 1; });
+    refuse("kept.num_segments", invalid, -1, [](call& c) { c.kept.num_segments = 1; });
+    refuse("kept.num_rows", invalid, -1, [](call& c) { c.kept.num_rows = 163; });
+    refuse("kept.kept_bound", invalid, -1, [](call& c) { c.kept.kept_bound = -1; });
+    refuse("kept.kept_bound", invalid, -1, [](call& c) { c.kept.identity = true; });
+    refuse("kept.kept_to_old", invalid, -1, [](call& c) { c.kept.kept_to_old = nullptr; });
+    refuse("kept.cu_segments", invalid, -1, [](call& c) { c.kept.cu_segments = nullptr; });
+    refuse("kept.cu_segments", invalid, -1, [](call& c) { c.kept.cu_segments[0] = 1; });
+    refuse("kept.cu_segments", invalid, 0, [](call& c) { c.kept.cu_segments[1] = 83; });
+    refuse("kept.cu_segments", invalid, 1, [](call& c) { c.kept.cu_segments[2] = 49; });
+    refuse("kept.kept_to_old", invalid, 0, [](call& c) { c.kept.kept_to_old[1] = 0; });
+    refuse("kept.kept_to_old", invalid, 0, [](call& c) { c.kept.kept_to_old[0] = -1; });
+    refuse("kept.kept_to_old", invalid, 0, [](call& c) { c.kept.kept_to_old[49] = 100; });
+    refuse("kept.kept_to_old", invalid, 1, [](call& c) { c.kept.kept_to_old[50] = 99; });
+    refuse("kept.kept_to_old", invalid, 1, [](call& c) { c.kept.kept_to_old[81] = 164; });
 }
 
 TEST_CASE("attention: wrong lists are refused", "[attend]") {
     using call = prefill_call;
-    refuse(
-        "lists.space", unsupported, [](call& c) { c.lists.space = up::memory_space::device; }, -1);
-    refuse(
-        "lists.block_rows", invalid, [](call& c) { c.lists.block_rows = 8; }, -1);
-    refuse(
-        "lists.window", invalid, [](call& c) { c.lists.window = -1; }, -1);
-    refuse(
-        "lists.num_segments", invalid, [](call& c) { c.lists.num_segments = 1; }, -1);
-    refuse(
-        "lists.num_heads", invalid, [](call& c) { c.lists.num_heads = 3; }, -1);
-    refuse(
-        "lists.offsets", invalid, [](call& c) { c.lists.offsets[0] = -1; }, -1);
-    refuse(
-        "lists.offsets", invalid, [](call& c) { c.lists.offsets[2] = 3; }, 0);
-    refuse(
-        "lists.offsets", invalid, [](call& c) { --c.lists.capacity; }, 1);
-    refuse(
-        "lists.blocks", invalid, [](call& c) { c.lists.blocks = nullptr; }, -1);
-    refuse(
-        "lists.blocks", invalid, [](call& c) { c.lists.blocks[0] = -1; }, -1);
-    refuse(
-        "lists.blocks", invalid, [](call& c) { c.lists.blocks[1] = 0; }, 0);
-    refuse(
-        "lists.blocks", invalid, [](call& c) { std::swap(c.lists.blocks[0], c.lists.blocks[1]); }, 0);
-    refuse(
-        "lists.blocks", invalid, [](call& c) { c.lists.blocks[3] = 7; }, 0); // 100 rows: blocks 0 to 6
-    refuse(
-        "lists.blocks", invalid, [](call& c) { c.lists.blocks[17] = 4; }, 1);
+    refuse("lists.space", unsupported, -1, [](call& c) { c.lists.space = up::memory_space::device; });
+    refuse("lists.block_rows", invalid, -1, [](call& c) { c.lists.block_rows = 8; });
+    refuse("lists.window", invalid, -1, [](call& c) { c.lists.window = -1; });
+    refuse("lists.num_segments", invalid, -1, [](call& c) { c.lists.num_segments = 1; });
+    refuse("lists.num_heads", invalid, -1, [](call& c) { c.lists.num_heads = 3; });
+    refuse("lists.offsets", invalid, -1, [](call& c) { c.lists.offsets[0] = -1; });
+    refuse("lists.offsets", invalid, 0, [](call& c) { c.lists.offsets[2] = 3; });
+    refuse("lists.offsets", invalid, 1, [](call& c) { --c.lists.capacity; });
+    refuse("lists.blocks", invalid, -1, [](call& c) { c.lists.blocks = nullptr; });
+    refuse("lists.blocks", invalid, 0, [](call& c) { c.lists.blocks[0] = -1; });
+    refuse("lists.blocks", invalid, 0, [](call& c) { c.lists.blocks[1] = 0; });
+    refuse("lists.blocks", invalid, 0, [](call& c) { std::swap(c.lists.blocks[0], c.lists.blocks[1]); });
+    refuse("lists.blocks", invalid, 0, [](call& c) { c.lists.blocks[3] = 7; }); // 100 rows: blocks 0 to 6
+    refuse("lists.blocks", invalid, 1, [](call& c) { c.lists.blocks[17] = 4; });
 }
 
 TEST_CASE("attention: cached keys without a cache are refused", "[attend]") {
@@ -270,50 +209,28 @@ TEST_CASE("attention: cached keys without a cache are refused", "[attend]") {
 
 TEST_CASE("decode: wrong arguments are refused by name", "[attend]") {
     using call = decode_call;
-    refuse_decode(
-        "rows.space", unsupported, [](call& c) { c.view.space = up::memory_space::device; }, -1);
-    refuse_decode(
-        "rows.num_rows", range, [](call& c) { c.view.num_rows = 4; }, -1);
-    refuse_decode(
-        "rows.num_rows", range, [](call& c) { c.view.num_rows = -1; }, -1);
-    refuse_decode(
-        "rows.lens", invalid, [](call& c) { c.view.lens = nullptr; }, -1);
-    refuse_decode(
-        "rows.lens", invalid, [](call& c) { c.what.lens[1] = -1; }, 1);
-    refuse_decode(
-        "rows.lens", range, [](call& c) { c.what.lens[2] = 151; }, 2);
-    refuse_decode(
-        "rows.requests", range, [](call& c) { c.what.requests[1] = 2; }, 1);
-    refuse_decode(
-        "rows.requests", range, [](call& c) { c.view.requests = nullptr; }, 2);
-    refuse_decode(
-        "rows.requests", range, [](call& c) { c.what.requests[0] = -1; }, 0);
-    refuse_decode(
-        "rows.first_keys", invalid, [](call& c) { c.what.first_keys[0] = -1; }, 0);
-    refuse_decode(
-        "rows.first_keys", invalid, [](call& c) { c.what.first_keys[1] = 51; }, 1);
-    refuse_decode(
-        "queries", invalid, [](call& c) { c.queries.num_rows = 2; }, -1);
-    refuse_decode(
-        "queries", invalid, [](call& c) { c.queries.data = nullptr; }, -1);
-    refuse_decode(
-        "out", invalid, [](call& c) { c.out.num_heads = 2; }, -1);
-    refuse_decode(
-        "out", invalid, [](call& c) { c.out.data = nullptr; }, -1);
-    refuse_decode(
-        "keys.cached.data", invalid, [](call& c) { c.keys.data = nullptr; }, -1);
-    refuse_decode(
-        "values.cached", invalid, [](call& c) { c.values.page_tokens = -1; }, -1);
-    refuse_decode(
-        "params.scale", invalid, [](call& c) { c.params.scale = -1; }, -1);
-    refuse_decode(
-        "params.key_scales", unsupported, [](call& c) { c.params.key_scales = c.lse.data(); }, -1);
-    refuse_decode(
-        "limits.num_kv_heads", invalid, [](call& c) { c.bounds.num_kv_heads = 0; }, -1);
-    refuse_decode(
-        "workspace", up::status_code::workspace_too_small, [](call& c) { --c.bytes; }, -1);
-    refuse_decode(
-        "workspace", up::status_code::misaligned, [](call& c) { c.offset = 64; }, -1);
+    refuse_decode("rows.space", unsupported, -1, [](call& c) { c.view.space = up::memory_space::device; });
+    refuse_decode("rows.num_rows", range, -1, [](call& c) { c.view.num_rows = 4; });
+    refuse_decode("rows.num_rows", range, -1, [](call& c) { c.view.num_rows = -1; });
+    refuse_decode("rows.lens", invalid, -1, [](call& c) { c.view.lens = nullptr; });
+    refuse_decode("rows.lens", invalid, 1, [](call& c) { c.what.lens[1] = -1; });
+    refuse_decode("rows.lens", range, 2, [](call& c) { c.what.lens[2] = 151; });
+    refuse_decode("rows.requests", range, 1, [](call& c) { c.what.requests[1] = 2; });
+    refuse_decode("rows.requests", range, 2, [](call& c) { c.view.requests = nullptr; });
+    refuse_decode("rows.requests", range, 0, [](call& c) { c.what.requests[0] = -1; });
+    refuse_decode("rows.first_keys", invalid, 0, [](call& c) { c.what.first_keys[0] = -1; });
+    refuse_decode("rows.first_keys", invalid, 1, [](call& c) { c.what.first_keys[1] = 51; });
+    refuse_decode("queries", invalid, -1, [](call& c) { c.queries.num_rows = 2; });
+    refuse_decode("queries", invalid, -1, [](call& c) { c.queries.data = nullptr; });
+    refuse_decode("out", invalid, -1, [](call& c) { c.out.num_heads = 2; });
+    refuse_decode("out", invalid, -1, [](call& c) { c.out.data = nullptr; });
+    refuse_decode("keys.cached.data", invalid, -1, [](call& c) { c.keys.data = nullptr; });
+    refuse_decode("values.cached", invalid, -1, [](call& c) { c.values.page_tokens = -1; });
+    refuse_decode("params.scale", invalid, -1, [](call& c) { c.params.scale = -1; });
+    refuse_decode("params.key_scales", unsupported, -1, [](call& c) { c.params.key_scales = c.lse.data(); });
+    refuse_decode("limits.num_kv_heads", invalid, -1, [](call& c) { c.bounds.num_kv_heads = 0; });
+    refuse_decode("workspace", up::status_code::workspace_too_small, -1, [](call& c) { --c.bytes; });
+    refuse_decode("workspace", up::status_code::misaligned, -1, [](call& c) { c.offset = 64; });
 }
 
 TEST_CASE("attention: limits must agree with the policy's constants", "[attend]") {
