@@ -21,6 +21,19 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
+/// Whether the limits are good and agree with the policy's constants.
+template <class Policy>
+[[nodiscard]] UNIPREFILL_HOST_API status check_attention_bounds(const limits& bounds) noexcept {
+    using block_rows = typename Policy::block_rows;
+    using head_dim = typename Policy::head_dim;
+    constexpr auto invalid = status_code::invalid_argument;
+    UNIPREFILL_TRY(validate(bounds));
+    UNIPREFILL_TRY(require(block_rows(bounds.block_rows).value() == bounds.block_rows, invalid,
+                           "limits.block_rows (G)", "the policy's G", bounds.block_rows));
+    return require(head_dim(bounds.head_dim).value() == bounds.head_dim, invalid, "limits.head_dim",
+                   "the policy's D", bounds.head_dim);
+}
+
 /// Rows of queries, or of outputs, one for each query that is asked.
 template <class T>
 [[nodiscard]] UNIPREFILL_HOST_API status check_query_rows(const head_rows<T>& rows, const limits& bounds,
@@ -44,12 +57,17 @@ template <class Cache>
                       : failure(cache.code, "values.cached", "what is expected of keys.cached", 0);
 }
 
+[[nodiscard]] inline UNIPREFILL_HOST_API status
+require_no_key_scales(const attention_params& params) noexcept {
+    return require(params.key_scales == nullptr, status_code::not_supported, "params.key_scales",
+                   "null: no FP8 keys here", 1);
+}
+
 /// Scale, soft-cap and, where the host can read them, sink logits.
 [[nodiscard]] inline UNIPREFILL_HOST_API status check_attention_params(const attention_params& params,
                                                                        std::int32_t num_heads) noexcept {
     UNIPREFILL_TRY(check_params(params));
-    UNIPREFILL_TRY(require(params.key_scales == nullptr, status_code::not_supported, "params.key_scales",
-                           "null: no FP8 keys here", 1));
+    UNIPREFILL_TRY(require_no_key_scales(params));
     for (std::int32_t head = 0; params.sink_logits != nullptr && head < num_heads; ++head) {
         UNIPREFILL_TRY(require(!is_non_finite(params.sink_logits[head] * log2_of_e),
                                status_code::invalid_argument, "params.sink_logits",
@@ -58,11 +76,19 @@ template <class Cache>
     return success();
 }
 
+[[nodiscard]] inline UNIPREFILL_HOST_API status
+check_window_shape(const attention_options& options) noexcept {
+    constexpr auto invalid = status_code::invalid_argument;
+    UNIPREFILL_TRY(require(options.window >= 0, invalid, "options.window", ">= 0", options.window));
+    return require(options.cached_positions == nullptr || options.cached_positions_stride >= 0, invalid,
+                   "options.cached_positions_stride", ">= 0", options.cached_positions_stride);
+}
+
 /// Positions of cached tokens, where a window asks for them. @p batch has been validated.
 [[nodiscard]] inline UNIPREFILL_HOST_API status check_window(const attention_options& options,
                                                              const batch_view& batch) noexcept {
     constexpr auto invalid = status_code::invalid_argument;
-    UNIPREFILL_TRY(require(options.window >= 0, invalid, "options.window", ">= 0", options.window));
+    UNIPREFILL_TRY(check_window_shape(options));
     for (std::int32_t request = 0; options.window > 0 && request < batch.num_requests; ++request) {
         const std::int32_t cached = batch.cached_len(request);
         const std::int32_t row = batch.cu_seqlens[request];
@@ -88,12 +114,14 @@ template <class Cache>
     return success();
 }
 
-/// @p batch has been validated.
-[[nodiscard]] inline UNIPREFILL_HOST_API status check_kept(const selection& kept,
-                                                           const batch_view& batch) noexcept {
+/// A decision about this batch, whatever its arrays hold.
+[[nodiscard]] inline UNIPREFILL_HOST_API status check_kept_shape(const selection& kept,
+                                                                 const batch_view& batch,
+                                                                 memory_space space) noexcept {
     constexpr auto invalid = status_code::invalid_argument;
-    UNIPREFILL_TRY(require(kept.space == memory_space::host, status_code::not_supported, "kept.space",
-                           "host memory", static_cast<std::int32_t>(kept.space)));
+    UNIPREFILL_TRY(require(kept.space == space, status_code::not_supported, "kept.space",
+                           space == memory_space::host ? "host memory" : "device memory",
+                           static_cast<std::int32_t>(kept.space)));
     UNIPREFILL_TRY(require(kept.num_requests == batch.num_requests, invalid, "kept.num_requests",
                            "batch.num_requests", kept.num_requests));
     UNIPREFILL_TRY(require(kept.num_segments == batch.num_segments, invalid, "kept.num_segments",
@@ -106,8 +134,16 @@ template <class Cache>
     }
     UNIPREFILL_TRY(require(kept.kept_bound >= 0, invalid, "kept.kept_bound", ">= 0", kept.kept_bound));
     UNIPREFILL_TRY(require_pointer(kept.cu_segments, "kept.cu_segments"));
-    if (kept.kept_bound > 0) {
-        UNIPREFILL_TRY(require_pointer(kept.kept_to_old, "kept.kept_to_old"));
+    return kept.kept_bound > 0 ? require_pointer(kept.kept_to_old, "kept.kept_to_old") : success();
+}
+
+/// @p batch has been validated.
+[[nodiscard]] inline UNIPREFILL_HOST_API status check_kept(const selection& kept,
+                                                           const batch_view& batch) noexcept {
+    constexpr auto invalid = status_code::invalid_argument;
+    UNIPREFILL_TRY(check_kept_shape(kept, batch, memory_space::host));
+    if (kept.identity) {
+        return success();
     }
     UNIPREFILL_TRY(
         require(kept.cu_segments[0] == 0, invalid, "kept.cu_segments", "0 first", kept.cu_segments[0]));
@@ -129,6 +165,24 @@ template <class Cache>
     return success();
 }
 
+/// Lists of as many segments and heads, whatever they hold.
+[[nodiscard]] inline UNIPREFILL_HOST_API status check_list_shape(const block_lists& lists,
+                                                                 const batch_view& batch,
+                                                                 const limits& bounds,
+                                                                 memory_space space) noexcept {
+    constexpr auto invalid = status_code::invalid_argument;
+    UNIPREFILL_TRY(require(lists.space == space, status_code::not_supported, "lists.space",
+                           space == memory_space::host ? "host memory" : "device memory",
+                           static_cast<std::int32_t>(lists.space)));
+    UNIPREFILL_TRY(require(lists.block_rows == bounds.block_rows, invalid, "lists.block_rows",
+                           "limits.block_rows (G)", lists.block_rows));
+    UNIPREFILL_TRY(require(lists.window >= 0, invalid, "lists.window", ">= 0", lists.window));
+    UNIPREFILL_TRY(require(lists.num_segments == batch.num_segments, invalid, "lists.num_segments",
+                           "batch.num_segments", lists.num_segments));
+    return require(lists.num_heads == bounds.num_heads || lists.num_heads == bounds.num_kv_heads, invalid,
+                   "lists.num_heads", "limits.num_heads or limits.num_kv_heads", lists.num_heads);
+}
+
 /// @p batch has been validated. O(list entries).
 [[nodiscard]] inline UNIPREFILL_HOST_API status check_lists(const block_lists& lists, const batch_view& batch,
                                                             const limits& bounds) noexcept {
@@ -136,16 +190,7 @@ template <class Cache>
     if (lists.offsets == nullptr) {
         return success();
     }
-    UNIPREFILL_TRY(require(lists.space == memory_space::host, status_code::not_supported, "lists.space",
-                           "host memory", static_cast<std::int32_t>(lists.space)));
-    UNIPREFILL_TRY(require(lists.block_rows == bounds.block_rows, invalid, "lists.block_rows",
-                           "limits.block_rows (G)", lists.block_rows));
-    UNIPREFILL_TRY(require(lists.window >= 0, invalid, "lists.window", ">= 0", lists.window));
-    UNIPREFILL_TRY(require(lists.num_segments == batch.num_segments, invalid, "lists.num_segments",
-                           "batch.num_segments", lists.num_segments));
-    UNIPREFILL_TRY(require(lists.num_heads == bounds.num_heads || lists.num_heads == bounds.num_kv_heads,
-                           invalid, "lists.num_heads", "limits.num_heads or limits.num_kv_heads",
-                           lists.num_heads));
+    UNIPREFILL_TRY(check_list_shape(lists, batch, bounds, memory_space::host));
     UNIPREFILL_TRY(
         require(lists.offsets[0] >= 0, invalid, "lists.offsets", "offsets from 0 on", lists.offsets[0]));
     for (std::int32_t segment = 0; segment < batch.num_segments; ++segment) {
@@ -170,6 +215,29 @@ template <class Cache>
                 least = block + 1;
             }
         }
+    }
+    return success();
+}
+
+/// Rows that copies of 16 bytes can read and write.
+template <class T, class Cache>
+[[nodiscard]] UNIPREFILL_HOST_API status check_attention_alignment(const head_rows<const T>& queries,
+                                                                   const key_source<T, Cache>& keys,
+                                                                   const key_source<T, Cache>& values,
+                                                                   const head_rows<T>& out,
+                                                                   bool has_cache) noexcept {
+    UNIPREFILL_TRY(
+        require_aligned(queries.data, queries.row_stride, queries.head_stride, 0, sizeof(T), "queries"));
+    UNIPREFILL_TRY(require_aligned(keys.rows.data, keys.rows.row_stride, keys.rows.head_stride, 0, sizeof(T),
+                                   "keys.rows"));
+    UNIPREFILL_TRY(require_aligned(values.rows.data, values.rows.row_stride, values.rows.head_stride, 0,
+                                   sizeof(T), "values.rows"));
+    UNIPREFILL_TRY(require_aligned(out.data, out.row_stride, out.head_stride, 0, sizeof(T), "out"));
+    if (has_cache) {
+        UNIPREFILL_TRY(check_cache_alignment(keys.cached));
+        const status of_values = check_cache_alignment(values.cached);
+        UNIPREFILL_TRY(require(of_values.ok(), of_values.code, "values.cached",
+                               "rows that start at multiples of 16 bytes", 1));
     }
     return success();
 }

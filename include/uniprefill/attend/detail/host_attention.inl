@@ -13,14 +13,7 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 template <class Policy>
 UNIPREFILL_HOST_API status prefill_attention<Policy, backend::host>::check() const noexcept {
-    using block_rows = typename Policy::block_rows;
-    using head_dim = typename Policy::head_dim;
-    constexpr auto invalid = status_code::invalid_argument;
-    UNIPREFILL_TRY(validate(bounds_));
-    UNIPREFILL_TRY(detail::require(block_rows(bounds_.block_rows).value() == bounds_.block_rows, invalid,
-                                   "limits.block_rows (G)", "the policy's G", bounds_.block_rows));
-    return detail::require(head_dim(bounds_.head_dim).value() == bounds_.head_dim, invalid, "limits.head_dim",
-                           "the policy's D", bounds_.head_dim);
+    return detail::check_attention_bounds<Policy>(bounds_);
 }
 
 template <class Policy>
