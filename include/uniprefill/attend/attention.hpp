@@ -64,6 +64,7 @@ class prefill_attention<Policy, backend::host> {
 
     /// Whether the limits are good and agree with the policy's constants. run() asks too. O(1),
     /// deterministic, thread-safe.
+    /// @return the first field that is wrong: invalid_argument
     [[nodiscard]] UNIPREFILL_HOST_API status check() const noexcept;
 
     /// Bytes that run() needs, 0 where check() fails. Pure, the same on every machine, monotone in rows,

@@ -84,6 +84,7 @@ class decode_attention<Policy, backend::host> {
 
     /// Whether the limits are good and agree with the policy's constant. run() asks too. O(1), deterministic,
     /// thread-safe.
+    /// @return the first field that is wrong: invalid_argument
     [[nodiscard]] UNIPREFILL_HOST_API status check() const noexcept;
 
     /// Bytes that run() needs, 0 where check() fails. Pure, the same on every machine, monotone in rows,
