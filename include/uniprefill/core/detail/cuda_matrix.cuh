@@ -24,7 +24,8 @@ __device__ UNIPREFILL_HIDDEN inline void load_squares(std::uint32_t (&words)[4],
                  : "memory");
 }
 
-/// The same, each square transposed: a lane gets column l / 4, rows 2 * (l mod 4) and the next.
+/// The same, each square turned over its diagonal: a lane gets elements 2 * (l mod 4) and the next of column
+/// l / 4. Elements of 16 bits.
 __device__ UNIPREFILL_HIDDEN inline void load_squares_transposed(std::uint32_t (&words)[4],
                                                                  std::uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
