@@ -38,9 +38,12 @@ class decode_attention<Policy, backend::cuda> {
     /// thread-safe.
     [[nodiscard]] UNIPREFILL_HOST_API status check() const noexcept;
 
-    /// Bytes of device memory that run() needs, 0 where check() fails:
-    /// max_rows * S * (num_heads * (head_dim + 2) + 1) * 4, rounded up by piece. Pure, needs no device;
-    /// monotone in rows, query heads and head dimension.
+    /// Bytes of device memory that run() needs, 0 where check() fails: rounded up by piece, and no less than
+    /// those of 63 rows where there are more,
+    /// @code
+    ///   max_rows * S * (num_heads * (head_dim + 2) + 1) * 4
+    /// @endcode
+    /// Pure, needs no device; monotone in rows, query heads and head dimension.
     [[nodiscard]] UNIPREFILL_HOST_API std::size_t workspace_bytes() const noexcept;
 
     /// Allows the kernels of these types their shared memory on the calling thread's current device, once for

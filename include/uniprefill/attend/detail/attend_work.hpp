@@ -65,11 +65,6 @@ struct item_reach {
     row_reach most;
 };
 
-[[nodiscard]] UNIPREFILL_API constexpr std::int32_t clamped(std::int32_t value, std::int32_t least,
-                                                            std::int32_t most) noexcept {
-    return value < least ? least : value > most ? most : value;
-}
-
 /// Rows that a segment has queries of: [begin, end) of the kept ones, whatever the arrays say within bounds.
 struct kept_range {
     std::int32_t begin;

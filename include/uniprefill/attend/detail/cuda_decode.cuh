@@ -47,6 +47,15 @@ struct decode_shape {
     return wanted > 2 ? wanted : 2;
 }
 
+/// Splits of all rows: row * most_splits() + split is below it. Monotone in rows, though splits get fewer.
+[[nodiscard]] UNIPREFILL_API constexpr std::int64_t all_splits(const limits& bounds) noexcept {
+    limits few = bounds;
+    few.max_rows = bounds.max_rows < 63 ? bounds.max_rows : 63;
+    const std::int64_t of_few = std::int64_t{few.max_rows} * most_splits(few);
+    const std::int64_t of_all = std::int64_t{bounds.max_rows} * most_splits(bounds);
+    return of_few > of_all ? of_few : of_all;
+}
+
 /// How the keys of a (row, KV head) are split: evenly, in whole chunks.
 struct decode_splits {
     std::int32_t first = 0;
@@ -82,7 +91,7 @@ struct decode_buffers {
     [[nodiscard]] static UNIPREFILL_HOST_API decode_buffers carve(workspace& memory,
                                                                   const limits& bounds) noexcept {
         decode_buffers made;
-        const std::int64_t items = std::int64_t{bounds.max_rows} * most_splits(bounds);
+        const std::int64_t items = all_splits(bounds);
         made.num_items = memory.take<std::int32_t>(1);
         made.items = memory.take<std::int32_t>(items);
         made.sums = memory.template take<softmax_row<T>>(items * bounds.num_heads);
