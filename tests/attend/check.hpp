@@ -81,8 +81,8 @@ inline oracle::score_parameters oracle_parameters(const up::attention_params& pa
 
 template <class T>
 void check_row(const oracle::attended_row& right, const error_bound& bound, const T* out, float lse) {
-    if (std::isinf(right.lse)) {
-        REQUIRE(lse == -std::numeric_limits<float>::infinity());
+    if (right.reads == 0 && right.lse < -1e300) { // told by bits, so that -ffast-math has no say
+        REQUIRE(up::bit_cast<std::uint32_t>(lse) == 0xff800000u);
     } else {
         CAPTURE(lse, right.lse, bound.of_lse(right));
         REQUIRE(std::abs(static_cast<double>(lse) - right.lse) <= bound.of_lse(right));

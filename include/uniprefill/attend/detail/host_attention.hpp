@@ -37,7 +37,10 @@ struct UNIPREFILL_HIDDEN attention_problem {
     float softcap = 0;                  ///< 0: none
 
     void set(const attention_params& params, std::int32_t head_dim) noexcept {
-        const float scale = params.scale > 0 ? params.scale : 1.0f / std::sqrt(static_cast<float>(head_dim));
+        // In double precision: -ffast-math makes of a float's 1 / sqrt something else from place to place.
+        const float scale = params.scale > 0
+                                ? params.scale
+                                : static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
         query_factor = params.softcap > 0 ? scale / params.softcap : scale * log2_of_e;
         softcap = params.softcap;
         sink_logits = params.sink_logits;
