@@ -48,10 +48,16 @@ TEMPLATE_TEST_CASE("device attention: any grid and any packing give the same bit
         INFO(name_of(device));
         for (const kind lists : kinds) {
             for (const bool drop : {false, true}) {
+                if (uniprefill_test::is_scaled_down() && drop == (lists == kind::dense)) {
+                    continue; // kernels of all three kinds, and dropped rows, are met
+                }
                 const std::int32_t window = drop ? 200 : 0;
                 auto packed = make<TestType>(requests, lists, drop, window);
                 const auto whole = attend_there<TestType>(packed, device);
-                for (const std::int32_t ctas : {1, 2, 7, 31}) {
+                for (const std::int32_t ctas : {2, 1, 7, 31}) {
+                    if (uniprefill_test::is_scaled_down() && ctas != 2) {
+                        continue;
+                    }
                     device.max_ctas = ctas;
                     REQUIRE(same_bits(attend_there<TestType>(packed, device), whole));
                 }
