@@ -65,8 +65,8 @@ struct item_reach {
     row_reach most;
 };
 
-[[nodiscard]] UNIPREFILL_API constexpr std::int32_t clamped(std::int32_t value, std::int32_t least,
-                                                            std::int32_t most) noexcept {
+[[nodiscard]] UNIPREFILL_API constexpr std::int32_t brought_into(std::int32_t value, std::int32_t least,
+                                                                 std::int32_t most) noexcept {
     return value < least ? least : value > most ? most : value;
 }
 
@@ -80,8 +80,8 @@ struct kept_range {
     const bool mapped = step.cu_kept != nullptr;
     const std::int32_t begin = mapped ? step.cu_kept[segment] : step.batch.segment_begin(segment);
     const std::int32_t end = mapped ? step.cu_kept[segment + 1] : step.batch.segment_end(segment);
-    const std::int32_t first = clamped(begin, 0, step.kept_bound);
-    return {first, clamped(end, first, step.kept_bound)};
+    const std::int32_t first = brought_into(begin, 0, step.kept_bound);
+    return {first, brought_into(end, first, step.kept_bound)};
 }
 
 /// Tiles of packed rows of each unit of a segment.
@@ -102,11 +102,11 @@ inline constexpr std::int64_t attend_cached_bytes = std::int64_t{24} << 20;
     const batch_view& batch = step.batch;
     attend_item made{};
     made.segment = segment;
-    made.request = clamped(batch.request_of(segment), 0, batch.num_requests - 1);
-    made.request_begin = clamped(batch.cu_seqlens[made.request], 0, batch.num_rows);
-    made.segment_begin = clamped(batch.segment_begin(segment), made.request_begin, batch.num_rows);
+    made.request = brought_into(batch.request_of(segment), 0, batch.num_requests - 1);
+    made.request_begin = brought_into(batch.cu_seqlens[made.request], 0, batch.num_rows);
+    made.segment_begin = brought_into(batch.segment_begin(segment), made.request_begin, batch.num_rows);
     made.segment_rows =
-        clamped(batch.segment_end(segment), made.segment_begin, batch.num_rows) - made.segment_begin;
+        brought_into(batch.segment_end(segment), made.segment_begin, batch.num_rows) - made.segment_begin;
     const std::int32_t cached = batch.cached_len(made.request);
     made.cached = cached > 0 ? cached : 0;
     made.context = made.cached + made.segment_begin - made.request_begin;
