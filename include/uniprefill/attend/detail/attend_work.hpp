@@ -278,9 +278,12 @@ class key_walk {
                 break;
             }
             ++entry_;
+            if (block < first_block_) {
+                continue;
+            }
             if (block > (keys_end_ - context_ - 1) / G || context_ + block * G >= reach_.most.end) {
                 entry_ = entries_; // entries ascend: the rest lies behind the rows as well
-            } else if (block >= first_block_) {
+            } else {
                 now_ = block;
                 now_unlisted_ = false;
                 in_block_ = 0;
