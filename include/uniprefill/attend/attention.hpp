@@ -85,9 +85,11 @@ class prefill_attention<Policy, backend::host> {
     /// @param batch   the rows that entered the layer, in host memory; checked with validate(). Its
     ///                cached_lens are this layer's. Tags don't matter: decode rows may be among them.
     /// @param kept    which rows have queries
-    /// @param lists   null `offsets`: every key is read. Otherwise of the same segments, by query head or by KV
+    /// @param lists   null `offsets`: every key is read. Otherwise of the same segments, by query head or by
+    /// KV
     ///                head, checked before anything is read: O(list entries).
-    /// @param out     [kept.kept_bound, num_heads, head_dim]; no row beyond the kept ones is written. Must not
+    /// @param out     [kept.kept_bound, num_heads, head_dim]; no row beyond the kept ones is written. Must
+    /// not
     ///                overlap any input.
     /// @param lse     [kept.kept_bound, num_heads] natural logarithms; null: not wanted
     /// @param memory  at least workspace_bytes() bytes, only used during the call

@@ -41,6 +41,8 @@ struct cuda_device {
     /// Thread blocks that a kernel with a free choice launches at most; 0: as many as fit the device at once.
     /// Results don't depend on it.
     std::int32_t max_ctas = 0;
+    /// The driver's cuTensorMapEncodeTiled where the device has a copy engine for tensors, else null.
+    void* encode_tensor_map = nullptr;
 
     /// Fills @p out with what the calling thread's current device is. Thread-safe, O(1), deterministic; not
     /// for the hot path. @return an error of the runtime; @p out is unchanged then.
@@ -99,6 +101,23 @@ template <class... Parameters, class... Arguments>
     return cuda_result(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "launch");
 }
 
+/// The address of the driver's function that makes tensor maps; null where the driver has none.
+template <class = void>
+[[nodiscard]] UNIPREFILL_HOST_API status find_tensor_map_encoder(void*& out) noexcept {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult answer = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    const cudaError_t code =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &answer);
+#else
+    const cudaError_t code =
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &answer);
+#endif
+    UNIPREFILL_TRY(cuda_result(code, "device"));
+    out = answer == cudaDriverEntryPointSuccess ? found : nullptr;
+    return success();
+}
+
 /// Allows @p kernel its dynamic shared memory on the current device. Thread-safe; for plan time.
 template <class... Parameters>
 [[nodiscard]] UNIPREFILL_HOST_API status allow_shared_memory(void (*kernel)(Parameters...),
@@ -133,6 +152,9 @@ UNIPREFILL_HOST_API status cuda_device::current(cuda_device& out) noexcept {
     found.num_multiprocessors = multiprocessors;
     found.compute_capability = 10 * major + minor;
     found.code_architecture = code.ptxVersion;
+    if (major >= 9) {
+        UNIPREFILL_TRY(detail::find_tensor_map_encoder<>(found.encode_tensor_map));
+    }
     out = found;
     return success();
 }

@@ -7,7 +7,7 @@
 #pragma once
 
 #include <uniprefill/importance/detail/cuda_score.cuh>
-#include <uniprefill/importance/detail/scalar_math.hpp>
+#include <uniprefill/core/detail/scalar_math.hpp>
 
 #include <cstdint>
 

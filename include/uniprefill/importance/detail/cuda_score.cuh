@@ -7,7 +7,7 @@
 #pragma once
 
 #include <uniprefill/core/rows.hpp>
-#include <uniprefill/importance/detail/scalar_math.hpp>
+#include <uniprefill/core/detail/scalar_math.hpp>
 #include <uniprefill/importance/detail/score_share.hpp>
 #include <uniprefill/importance/detail/segment_plan.hpp>
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include <uniprefill/core/element.hpp>
-#include <uniprefill/importance/detail/scalar_math.hpp>
+#include <uniprefill/core/detail/scalar_math.hpp>
 
 #include <cstdint>
 

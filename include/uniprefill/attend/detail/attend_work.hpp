@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+/// @file
+/// How attention is cut into pieces: which query rows a thread block takes, and what each of them reads.
+/// Plain functions of host and device.
+#pragma once
+
+#include <uniprefill/core/batch.hpp>
+#include <uniprefill/core/block_lists.hpp>
+#include <uniprefill/core/detail/row_search.hpp>
+
+#include <cstdint>
+
+UNIPREFILL_BEGIN_NAMESPACE
+
+namespace detail {
+
+/// A step as the kernels of attention know it. Keys of a segment are counted from its request's first: cached
+/// ones, then the request's rows. A *unit* is a list of a segment, or the lack of one: the query heads that
+/// read the same keys. Of a unit, (query row, head) pairs are packed row after row.
+struct attend_step {
+    batch_view batch;
+    const std::int32_t* kept_to_old = nullptr; // [kept rows] null: every row is kept
+    const std::int32_t* cu_kept = nullptr;     // [num_segments + 1] first kept row; null: as the batch's rows
+    block_lists lists;
+    std::int32_t units = 0;
+    std::int32_t unit_heads = 0; ///< query heads of a unit
+    std::int32_t kv_units = 0;   ///< units of a KV head
+    std::int32_t window = 0;     ///< the model's
+    const std::int32_t* cached_positions = nullptr;
+    std::int64_t cached_positions_stride = 0;
+    std::int32_t kept_bound = 0; ///< rows that queries and outputs have
+    std::int32_t tile_rows = 0;  ///< packed rows of an item
+    std::int32_t key_bytes = 0;  ///< of a key and its value together
+};
+
+/// What a thread block does at a time: tile_rows packed rows of one unit of one segment.
+struct attend_item {
+    std::int32_t segment;
+    std::int32_t request;
+    std::int32_t unit;
+    std::int32_t first_row; ///< of the unit's packed rows
+    std::int32_t num_rows;  ///< of them, in this item
+    std::int32_t kept_begin;
+    std::int32_t segment_begin;
+    std::int32_t segment_rows;
+    std::int32_t request_begin;
+    std::int32_t cached;
+    std::int32_t context; ///< keys before the segment's first row
+    std::int32_t list_entries;
+    std::int64_t list_begin;
+};
+
+/// What one query row reads: keys in [first, end); those before `window` only if they are context or listed.
+struct row_reach {
+    std::int32_t first;
+    std::int32_t end;
+    std::int32_t window;
+};
+
+/// The same for all rows of an item, as bounds.
+struct item_reach {
+    row_reach least;
+    row_reach most;
+};
+
+[[nodiscard]] UNIPREFILL_API constexpr std::int32_t clamped(std::int32_t value, std::int32_t least,
+                                                            std::int32_t most) noexcept {
+    return value < least ? least : value > most ? most : value;
+}
+
+/// Rows that a segment has queries of: [begin, end) of the kept ones, whatever the arrays say within bounds.
+struct kept_range {
+    std::int32_t begin;
+    std::int32_t end;
+};
+[[nodiscard]] inline UNIPREFILL_API kept_range kept_of(const attend_step& step,
+                                                       std::int32_t segment) noexcept {
+    const bool mapped = step.cu_kept != nullptr;
+    const std::int32_t begin = mapped ? step.cu_kept[segment] : step.batch.segment_begin(segment);
+    const std::int32_t end = mapped ? step.cu_kept[segment + 1] : step.batch.segment_end(segment);
+    const std::int32_t first = clamped(begin, 0, step.kept_bound);
+    return {first, clamped(end, first, step.kept_bound)};
+}
+
+/// Tiles of packed rows of each unit of a segment.
+[[nodiscard]] inline UNIPREFILL_API std::int32_t tiles_of(const attend_step& step,
+                                                          std::int32_t segment) noexcept {
+    const kept_range kept = kept_of(step, segment);
+    const std::int64_t rows = std::int64_t{kept.end - kept.begin} * step.unit_heads;
+    return static_cast<std::int32_t>((rows + step.tile_rows - 1) / step.tile_rows);
+}
+
+/// Keys and values of some units stay in the level-2 cache together if they are no more than this.
+inline constexpr std::int64_t attend_cached_bytes = std::int64_t{24} << 20;
+
+/// Item @p index of a segment, counted from 0. Units whose keys fit the level-2 cache together take turns,
+/// and the last rows, which read most, come first.
+[[nodiscard]] inline UNIPREFILL_API attend_item item_of(const attend_step& step, std::int32_t segment,
+                                                        std::int32_t index) noexcept {
+    const batch_view& batch = step.batch;
+    attend_item made{};
+    made.segment = segment;
+    made.request = clamped(batch.request_of(segment), 0, batch.num_requests - 1);
+    made.request_begin = clamped(batch.cu_seqlens[made.request], 0, batch.num_rows);
+    made.segment_begin = clamped(batch.segment_begin(segment), made.request_begin, batch.num_rows);
+    made.segment_rows =
+        clamped(batch.segment_end(segment), made.segment_begin, batch.num_rows) - made.segment_begin;
+    const std::int32_t cached = batch.cached_len(made.request);
+    made.cached = cached > 0 ? cached : 0;
+    made.context = made.cached + made.segment_begin - made.request_begin;
+    const kept_range kept = kept_of(step, segment);
+    made.kept_begin = kept.begin;
+
+    const std::int32_t tiles = tiles_of(step, segment);
+    const std::int64_t bytes = std::int64_t{made.context + made.segment_rows} * step.key_bytes;
+    const std::int64_t fitting = bytes > 0 ? attend_cached_bytes / bytes : 1;
+    const std::int64_t together = (fitting > 1 ? fitting : 1) * step.kv_units;
+    const std::int32_t section = together < step.units ? static_cast<std::int32_t>(together) : step.units;
+    const std::int32_t before = index / (tiles * section) * section;
+    const std::int32_t left = step.units - before;
+    const std::int32_t taking_turns = left < section ? left : section;
+    const std::int32_t within = index - before * tiles;
+    made.unit = before + within % taking_turns;
+    made.first_row = (tiles - 1 - within / taking_turns) * step.tile_rows;
+    const std::int64_t rows_left = std::int64_t{kept.end - kept.begin} * step.unit_heads - made.first_row;
+    made.num_rows = rows_left < step.tile_rows ? static_cast<std::int32_t>(rows_left) : step.tile_rows;
+
+    if (step.lists.offsets != nullptr) {
+        const std::int64_t list = std::int64_t{segment} * step.units + made.unit;
+        const std::int64_t begin = step.lists.offsets[list];
+        const std::int64_t end = step.lists.offsets[list + 1];
+        const std::int64_t capacity = step.lists.capacity;
+        made.list_begin = begin < 0 ? 0 : begin > capacity ? capacity : begin;
+        const std::int64_t entries = (end > capacity ? capacity : end) - made.list_begin;
+        made.list_entries = entries > 0 ? static_cast<std::int32_t>(entries) : 0;
+    }
+    return made;
+}
+
+/// Where row @p row of an item is.
+struct item_row {
+    std::int32_t kept; ///< among queries and outputs
+    std::int32_t head; ///< query head
+};
+[[nodiscard]] inline UNIPREFILL_API item_row row_of(const attend_step& step, const attend_item& item,
+                                                    std::int32_t row) noexcept {
+    const std::int32_t packed = item.first_row + row;
+    return {item.kept_begin + packed / step.unit_heads,
+            item.unit * step.unit_heads + packed % step.unit_heads};
+}
+
+/// What row @p row of an item reads; nothing where the row map makes no sense. O(log window).
+[[nodiscard]] inline UNIPREFILL_API row_reach reach_of(const attend_step& step, const attend_item& item,
+                                                       std::int32_t row) noexcept {
+    constexpr std::int32_t never = INT32_MAX;
+    const std::int32_t kept = row_of(step, item, row).kept;
+    const std::int32_t packed_row = step.kept_to_old != nullptr ? step.kept_to_old[kept] : kept;
+    const std::int32_t in_segment = packed_row - item.segment_begin;
+    if (in_segment < 0 || in_segment >= item.segment_rows) {
+        return {0, 0, never};
+    }
+    const std::int32_t* positions = step.batch.positions;
+    const std::int32_t position = positions[packed_row];
+    row_reach made{0, item.context + in_segment + 1, 0};
+    if (step.window > 0) {
+        const std::int32_t least = position - step.window + 1;
+        if (least > 0) {
+            const std::int32_t* const held =
+                step.cached_positions != nullptr
+                    ? step.cached_positions + item.request * step.cached_positions_stride
+                    : nullptr;
+            made.first = held != nullptr ? bracketed_row_at(held, 0, item.cached, least)
+                                         : (least < item.cached ? least : item.cached);
+            if (made.first == item.cached) {
+                made.first +=
+                    bracketed_row_at(positions, item.request_begin, packed_row, least) - item.request_begin;
+            }
+        }
+    }
+    if (step.lists.offsets != nullptr) {
+        made.window = never;
+        if (step.lists.window > 0) {
+            const std::int32_t least = position - step.lists.window + 1;
+            const std::int32_t from =
+                bracketed_row_at(positions, item.segment_begin, packed_row, least) - item.segment_begin;
+            made.window = item.context + from / step.lists.block_rows * step.lists.block_rows;
+        }
+    }
+    return made;
+}
+
+/// Keys that are multiplied together: slots of consecutive keys, each inside one block.
+template <std::int32_t TileKeys, std::int32_t G>
+struct key_tile {
+    static constexpr std::int32_t slot_keys = G < 64 ? G : 64;
+    static constexpr std::int32_t slots = TileKeys / slot_keys;
+    std::int32_t first[slots];
+    std::int32_t end[slots]; ///< == first: an empty slot
+    std::uint32_t unlisted;  ///< bit i: slot i is read by rows whose window has begun, alone
+    bool masked;             ///< some row doesn't read some key
+};
+
+/// Walks through the keys that rows of an item read, tile by tile, ascending. What is in a tile's slot
+/// doesn't depend on which rows the item has, apart from slots that none of its rows reads.
+/// @tparam List gives entry i of the item's list by operator()
+template <std::int32_t TileKeys, std::int32_t G, class List>
+class key_walk {
+  public:
+    using tile = key_tile<TileKeys, G>;
+
+    UNIPREFILL_API key_walk(const attend_item& item, const item_reach& reach, bool has_lists,
+                            List list) noexcept
+        : list_(list)
+        , reach_(reach)
+        , context_(item.context)
+        , keys_end_(item.context + item.segment_rows)
+        , entries_(item.list_entries)
+        , context_key_(reach.least.first / TileKeys * TileKeys)
+        , has_lists_(has_lists) {
+        const std::int32_t seen = reach.least.first - context_;
+        first_block_ = seen > 0 ? seen / G : 0;
+        const std::int32_t window = reach.least.window - context_;
+        if (reach.least.window >= reach.most.end) {
+            window_block_ = INT32_MAX;
+        } else {
+            window_block_ = window > 0 ? window / G : 0;
+        }
+        block_ = window_block_ > first_block_ ? window_block_ : first_block_;
+        in_block_ = G;
+    }
+
+    /// The next tile; false: there is none.
+    UNIPREFILL_API bool next(tile& out) noexcept {
+        constexpr std::int32_t slot_keys = tile::slot_keys;
+        out.unlisted = 0;
+        out.masked = false;
+        if (context_key_ < context_ && context_key_ < reach_.most.end) {
+            for (std::int32_t i = 0; i < tile::slots; ++i) {
+                const std::int32_t first = context_key_ + i * slot_keys;
+                const std::int32_t end = first + slot_keys;
+                set(out, i, first < context_ ? first : context_, end < context_ ? end : context_, false);
+            }
+            context_key_ += TileKeys;
+            return true;
+        }
+        bool any = false;
+#if defined(__CUDA_ARCH__)
+#    pragma unroll
+#endif
+        for (std::int32_t i = 0; i < tile::slots; ++i) {
+            if (in_block_ >= G && !next_block()) {
+                set(out, i, 0, 0, false);
+                continue;
+            }
+            any = true;
+            const std::int32_t first = context_ + now_ * G + in_block_;
+            const std::int32_t end = first + slot_keys;
+            set(out, i, first < keys_end_ ? first : keys_end_, end < keys_end_ ? end : keys_end_,
+                now_unlisted_);
+            in_block_ += slot_keys;
+        }
+        return any;
+    }
+
+  private:
+    UNIPREFILL_API void set(tile& out, std::int32_t i, std::int32_t first, std::int32_t end,
+                            bool unlisted) noexcept {
+        out.first[i] = first;
+        out.end[i] = end;
+        out.unlisted |= unlisted ? std::uint32_t{1} << i : 0;
+        out.masked = out.masked || end - first < tile::slot_keys || end > reach_.least.end ||
+                     first < reach_.most.first || (unlisted && first < reach_.most.window);
+    }
+    /// Listed blocks before any row's window, then all blocks from there on.
+    UNIPREFILL_API bool next_block() noexcept {
+        while (entry_ < entries_) {
+            const std::int32_t block = list_(entry_);
+            if (block >= window_block_) {
+                break;
+            }
+            ++entry_;
+            if (block >= first_block_ && block <= (keys_end_ - context_ - 1) / G &&
+                context_ + block * G < reach_.most.end) {
+                now_ = block;
+                now_unlisted_ = false;
+                in_block_ = 0;
+                return true;
+            }
+        }
+        if (window_block_ == INT32_MAX || context_ + block_ * G >= reach_.most.end) {
+            return false;
+        }
+        while (entry_ < entries_ && list_(entry_) < block_) {
+            ++entry_;
+        }
+        now_unlisted_ = has_lists_ && !(entry_ < entries_ && list_(entry_) == block_);
+        now_ = block_++;
+        in_block_ = 0;
+        return true;
+    }
+
+    List list_;
+    item_reach reach_;
+    std::int32_t context_;
+    std::int32_t keys_end_;
+    std::int32_t entries_;
+    std::int32_t entry_ = 0;
+    std::int32_t context_key_;
+    std::int32_t first_block_;
+    std::int32_t window_block_;
+    std::int32_t block_; ///< next of those that are read for their place
+    std::int32_t now_ = 0;
+    std::int32_t in_block_; ///< keys of it that earlier slots have
+    bool now_unlisted_ = false;
+    bool has_lists_;
+};
+
+} // namespace detail
+
+UNIPREFILL_END_NAMESPACE

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+/// @file
+/// Which attention kernel does which types on which device.
+#pragma once
+
+#include <uniprefill/attend/detail/cuda_attend_portable.cuh>
+#include <uniprefill/attend/detail/cuda_attend_sm90.cuh>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+UNIPREFILL_BEGIN_NAMESPACE
+
+namespace detail {
+
+/// The attention kernels of some types, head dimension and G, behind one face.
+template <class T, class Cache, std::int32_t D, std::int32_t G>
+class attend_bodies {
+    using task = attend_task<T, Cache>;
+    using sm90 = attend_sm90_shape<D, G>;
+    using portable = attend_portable_shape<D, G>;
+    static_assert(std::is_same_v<T, bfloat16> || std::is_same_v<T, half>,
+                  "prefill_attention<Policy, backend::cuda>: bf16 or fp16 rows expected");
+    static_assert(std::is_same_v<typename Cache::element, T>,
+                  "prefill_attention<Policy, backend::cuda>: a cache of the rows' element type expected");
+
+  public:
+    /// Whether the body that is asked for exists on the device.
+    [[nodiscard]] static UNIPREFILL_HOST_API status check(const cuda_device& device) noexcept {
+        if (device.compute_capability < 80) {
+            return failure(status_code::not_supported, "device", "compute capability 8.0 or higher",
+                           device.compute_capability);
+        }
+        if (device.body == cuda_body::sm90 &&
+            (device.compute_capability != 90 || device.encode_tensor_map == nullptr)) {
+            return failure(status_code::not_supported, "device.body", "automatic or portable on this device",
+                           static_cast<std::int32_t>(device.body));
+        }
+        return success();
+    }
+    [[nodiscard]] static UNIPREFILL_HOST_API std::int32_t tile_rows(const cuda_device& device) noexcept {
+        return uses_sm90(device) ? sm90::rows : portable::tile_rows;
+    }
+    [[nodiscard]] static UNIPREFILL_HOST_API status prepare(const cuda_device& device) noexcept {
+        UNIPREFILL_TRY(check(device));
+        if (uses_sm90(device)) {
+            constexpr std::size_t bytes = sm90::dynamic_bytes;
+            UNIPREFILL_TRY(require_code());
+            UNIPREFILL_TRY(allow_shared_memory(attend_sm90_kernel<T, Cache, D, G, false>, bytes));
+            return allow_shared_memory(attend_sm90_kernel<T, Cache, D, G, true>, bytes);
+        }
+        constexpr std::size_t bytes = portable::dynamic_bytes;
+        UNIPREFILL_TRY(allow_shared_memory(attend_portable_kernel<T, Cache, D, G, false>, bytes));
+        return allow_shared_memory(attend_portable_kernel<T, Cache, D, G, true>, bytes);
+    }
+    /// step.tile_rows must be that of tile_rows().
+    [[nodiscard]] static UNIPREFILL_HOST_API status launch(const cuda_device& device, const task& what,
+                                                           backend::cuda::stream stream) noexcept {
+        const bool softcap = what.scores.softcap > 0;
+        if (uses_sm90(device)) {
+            attend_sm90_task<T, Cache> all{what, {}, {}};
+            using tile = typename sm90::tile;
+            UNIPREFILL_TRY(make_tensor_map(device, what.keys, tile::slot_keys, all.keys, "keys.rows"));
+            UNIPREFILL_TRY(make_tensor_map(device, what.values, tile::slot_keys, all.values, "values.rows"));
+            return detail::launch(device,
+                                  softcap ? attend_sm90_kernel<T, Cache, D, G, true>
+                                          : attend_sm90_kernel<T, Cache, D, G, false>,
+                                  static_cast<unsigned>(device.ctas(1)), sm90::threads,
+                                  static_cast<std::size_t>(sm90::dynamic_bytes), stream, all);
+        }
+        return detail::launch(device,
+                              softcap ? attend_portable_kernel<T, Cache, D, G, true>
+                                      : attend_portable_kernel<T, Cache, D, G, false>,
+                              static_cast<unsigned>(device.ctas(portable::ctas_per_multiprocessor)),
+                              portable::threads, static_cast<std::size_t>(portable::dynamic_bytes), stream,
+                              what);
+    }
+
+  private:
+    /// Code for sm_90 without sm_90a's instructions has an empty kernel, which has no shared memory either.
+    [[nodiscard]] static UNIPREFILL_HOST_API status require_code() noexcept {
+        cudaFuncAttributes attributes{};
+        UNIPREFILL_TRY(cuda_result(
+            cudaFuncGetAttributes(&attributes,
+                                  reinterpret_cast<const void*>(attend_sm90_kernel<T, Cache, D, G, false>)),
+            "device.body"));
+        return attributes.sharedSizeBytes > 0
+                   ? success()
+                   : failure(status_code::not_supported, "device.body",
+                             "portable, as the program isn't compiled for sm_90a", attributes.ptxVersion);
+    }
+    [[nodiscard]] static UNIPREFILL_HOST_API bool uses_sm90(const cuda_device& device) noexcept {
+        return device.body != cuda_body::portable && device.compute_capability == 90 &&
+               device.code_architecture >= 90 && device.encode_tensor_map != nullptr;
+    }
+};
+
+} // namespace detail
+
+UNIPREFILL_END_NAMESPACE

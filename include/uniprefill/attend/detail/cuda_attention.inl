@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+#pragma once
+
+#include <uniprefill/attend/detail/check_attention.hpp>
+#include <uniprefill/attend/detail/cuda_attend_bodies.cuh>
+#include <uniprefill/core/detail/check_device_batch.hpp>
+
+#include <cmath>
+
+UNIPREFILL_BEGIN_NAMESPACE
+
+template <class Policy>
+UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::check() const noexcept {
+    static_assert(Policy::block_rows::is_static && Policy::head_dim::is_static,
+                  "prefill_attention<Policy, backend::cuda>: G and D must be constants");
+    constexpr std::int32_t G = Policy::block_rows::value();
+    constexpr std::int32_t D = Policy::head_dim::value();
+    static_assert(G == 16 || G == 32 || G == 64 || G == 128 || G == 256, "G must be 16, 32, 64, 128 or 256");
+    static_assert(D == 64 || D == 80 || D == 96 || D == 128 || D == 192 || D == 256,
+                  "D must be 64, 80, 96, 128, 192 or 256");
+    return detail::check_attention_bounds<Policy>(bounds_);
+}
+
+template <class Policy>
+UNIPREFILL_HOST_API std::size_t prefill_attention<Policy, backend::cuda>::workspace_bytes() const noexcept {
+    if (!check().ok()) {
+        return 0;
+    }
+    workspace counting;
+    static_cast<void>(detail::attend_plan::carve(counting, bounds_.max_segments));
+    return counting.bytes_used();
+}
+
+template <class Policy>
+template <class T, class Cache>
+UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::prepare() const noexcept {
+    UNIPREFILL_TRY(check());
+    return detail::attend_bodies<T, Cache, Policy::head_dim::value(), Policy::block_rows::value()>::prepare(
+        device_);
+}
+
+template <class Policy>
+template <class T, class Cache>
+UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run(
+    const head_rows<const T>& queries, const key_source<T, Cache>& keys, const key_source<T, Cache>& values,
+    const attention_options& options, const batch_view& batch, const selection& kept,
+    const block_lists& lists, const head_rows<T>& out, float* lse, workspace memory,
+    backend::cuda::stream stream) const noexcept {
+    constexpr std::int32_t G = Policy::block_rows::value();
+    constexpr std::int32_t D = Policy::head_dim::value();
+    UNIPREFILL_TRY(check());
+    UNIPREFILL_TRY(detail::check_device_batch(batch, bounds_));
+    UNIPREFILL_TRY(detail::check_kept(kept, batch, memory_space::device));
+    const std::int32_t query_rows = kept.identity ? batch.num_rows : kept.kept_bound;
+    UNIPREFILL_TRY(detail::check_attention_rows(queries, keys, values, out, batch.num_rows, query_rows,
+                                                batch.cached_lens != nullptr, bounds_));
+    UNIPREFILL_TRY(
+        detail::check_attention_alignment(queries, keys, values, out, batch.cached_lens != nullptr));
+    UNIPREFILL_TRY(detail::check_attention_options(options));
+    UNIPREFILL_TRY(detail::check_list_shape(lists, batch.num_segments, memory_space::device, bounds_));
+    UNIPREFILL_TRY(memory.check(workspace_bytes()));
+    using bodies = detail::attend_bodies<T, Cache, D, G>;
+    UNIPREFILL_TRY(bodies::check(device_));
+    if (batch.num_segments == 0 || query_rows == 0) {
+        return success();
+    }
+
+    workspace carved(memory.data(), memory.bytes());
+    const std::int32_t units = lists.offsets != nullptr ? lists.num_heads : bounds_.num_kv_heads;
+    detail::attend_task<T, Cache> task;
+    task.step.batch = batch;
+    if (!kept.identity) {
+        task.step.kept_to_old = kept.kept_to_old;
+        task.step.cu_kept = batch.cu_segments != nullptr ? kept.cu_segments : kept.cu_seqlens;
+    }
+    task.step.lists = lists;
+    task.step.units = units;
+    task.step.unit_heads = bounds_.num_heads / units;
+    task.step.kv_units = units / bounds_.num_kv_heads;
+    task.step.window = options.window;
+    task.step.cached_positions = options.cached_positions;
+    task.step.cached_positions_stride = options.cached_positions_stride;
+    task.step.kept_bound = query_rows;
+    task.step.tile_rows = bodies::tile_rows(device_);
+    task.step.key_bytes = 2 * D * static_cast<std::int32_t>(sizeof(T));
+    task.plan = detail::attend_plan::carve(carved, bounds_.max_segments);
+    const float scale =
+        options.params.scale > 0 ? options.params.scale : 1.0f / std::sqrt(static_cast<float>(D));
+    const float softcap = options.params.softcap;
+    task.scores = {softcap > 0 ? scale / softcap : scale * detail::log2_of_euler,
+                   softcap * detail::log2_of_euler, options.params.sink_logits};
+    task.queries = queries;
+    task.keys = keys.rows;
+    task.values = values.rows;
+    task.cached_keys = keys.cached;
+    task.cached_values = values.cached;
+    task.out = out;
+    task.lse = lse;
+
+    UNIPREFILL_TRY(detail::launch(device_, detail::attend_plan_kernel<>, 1, detail::attend_plan_threads, 0,
+                                  stream, task.step, task.plan));
+    return bodies::launch(device_, task, stream);
+}
+
+UNIPREFILL_END_NAMESPACE
