@@ -7,13 +7,16 @@
 
 #include <uniprefill/attend/attention.cuh>
 #include <uniprefill/core/exceptions.hpp>
+#if __has_include(<uniprefill/attend/detail/cuda_attend_portable.cuh>)
+#    include <uniprefill/attend/detail/cuda_attention.inl>
+#endif
 
 #include <cstddef>
 #include <string>
 
 namespace engine::cuda {
 
-#if __has_include(<uniprefill/attend/detail/cuda_attention.inl>)
+#if __has_include(<uniprefill/attend/detail/cuda_attend_portable.cuh>)
 namespace {
 
 using uniprefill::throw_if_failed;
