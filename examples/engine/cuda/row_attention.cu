@@ -6,9 +6,8 @@
 #include "engine/cuda/runtime.hpp"
 
 #include <uniprefill/attend/attention.cuh>
+#include <uniprefill/attend/detail/cuda_attention.inl>
 #include <uniprefill/core/exceptions.hpp>
-#if __has_include(<uniprefill/attend/detail/cuda_attend_portable.cuh>)
-#    include <uniprefill/attend/detail/cuda_attention.inl>
 #endif
 
 #include <cstddef>
@@ -16,7 +15,6 @@
 
 namespace engine::cuda {
 
-#if __has_include(<uniprefill/attend/detail/cuda_attend_portable.cuh>)
 namespace {
 
 using uniprefill::throw_if_failed;
@@ -76,11 +74,5 @@ std::unique_ptr<row_attention> make_row_attention(const uniprefill::limits& boun
         throw error("--device cuda, head dimension", "64 or 128", std::to_string(bounds.head_dim));
     }
 }
-
-#else
-std::unique_ptr<row_attention> make_row_attention(const uniprefill::limits&) {
-    throw error("--device cuda", "attention kernels in this build", "none");
-}
-#endif
 
 } // namespace engine::cuda

@@ -13,10 +13,9 @@
 #    define UNIPREFILL_ENGINE_LISTS 1
 #else
 #    define UNIPREFILL_ENGINE_LISTS 0
-#endif
 
-#include <map>
-#include <string>
+#    include <map>
+#    include <string>
 
 namespace engine::cuda {
 
@@ -38,17 +37,12 @@ class sparsity_of final : public sparsity {
         , sparsifier_(options_.bounds,
                       {options_.selecting.data(), static_cast<std::int32_t>(options_.selecting.size())},
                       device_)
-#if UNIPREFILL_ENGINE_LISTS
         , lister_(options_.bounds, device_)
-#endif
     {
         throw_if_failed(sparsifier_.check());
         throw_if_failed(sparsifier_.template prepare<bfloat16>());
         memory_ = device_array<std::byte>(sparsifier_.workspace_bytes());
         if (!options_.lists) return;
-#if !UNIPREFILL_ENGINE_LISTS
-        throw error("lists", "none, as this build has no block lister for CUDA devices", "some");
-#else
         throw_if_failed(uniprefill::validate(*options_.lists));
         const std::int64_t blocks = options_.bounds.max_blocks();
         const std::int32_t heads = options_.bounds.num_heads;
@@ -60,7 +54,6 @@ class sparsity_of final : public sparsity {
         uniprefill::workspace pieces(list_memory_.data(), list_memory_.bytes());
         lists_ = carve(pieces);
         list_scratch_ = device_array<std::byte>(lister_.workspace_bytes());
-#endif
     }
 
     bool selects(std::int32_t layer) const override {
@@ -72,9 +65,7 @@ class sparsity_of final : public sparsity {
 
     void begin(const uniprefill::batch_view& batch, cudaStream_t on) override {
         step_.emplace(sparsifier_);
-#if UNIPREFILL_ENGINE_LISTS
         if (options_.lists) step_->want_head_masses(head_masses_);
-#endif
         throw_if_failed(step_->begin(batch, {memory_.data(), memory_.bytes()}, on));
         decided_ = {};
     }
@@ -87,12 +78,10 @@ class sparsity_of final : public sparsity {
               cudaStream_t on) override {
         throw_if_failed(step_->decide(layer, q, uniprefill::key_source<bfloat16>{k, {}}, {}, nullptr,
                                       kept_bound, decided_, on));
-#if UNIPREFILL_ENGINE_LISTS
         if (options_.lists) {
             throw_if_failed(lister_.run(head_masses_, step_->masses().faults, step_->rows(), *options_.lists,
                                         lists_, {list_scratch_.data(), list_scratch_.bytes()}, on));
         }
-#endif
     }
     const uniprefill::selection& decided() const override {
         return decided_;
@@ -147,9 +136,7 @@ class sparsity_of final : public sparsity {
     sparsity_options options_;
     uniprefill::cuda_device device_;
     sparsifier sparsifier_;
-#if UNIPREFILL_ENGINE_LISTS
     uniprefill::block_lister<uniprefill::selection_rule, cuda> lister_;
-#endif
     device_array<std::byte> memory_;
     device_array<std::int64_t> masses_;
     uniprefill::head_mass_view head_masses_{};
