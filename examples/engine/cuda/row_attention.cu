@@ -6,9 +6,7 @@
 #include "engine/cuda/runtime.hpp"
 
 #include <uniprefill/attend/attention.cuh>
-#include <uniprefill/attend/detail/cuda_attention.inl>
 #include <uniprefill/core/exceptions.hpp>
-#endif
 
 #include <cstddef>
 #include <string>

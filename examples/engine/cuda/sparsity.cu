@@ -8,14 +8,10 @@
 #include <uniprefill/core/exceptions.hpp>
 #include <uniprefill/pipeline/prefill_sparsifier.cuh>
 #include <uniprefill/propagate/compaction.cuh>
-#if __has_include(<uniprefill/select/block_lister.cuh>)
-#    include <uniprefill/select/block_lister.cuh>
-#    define UNIPREFILL_ENGINE_LISTS 1
-#else
-#    define UNIPREFILL_ENGINE_LISTS 0
+#include <uniprefill/select/block_lister.cuh>
 
-#    include <map>
-#    include <string>
+#include <map>
+#include <string>
 
 namespace engine::cuda {
 
@@ -37,8 +33,7 @@ class sparsity_of final : public sparsity {
         , sparsifier_(options_.bounds,
                       {options_.selecting.data(), static_cast<std::int32_t>(options_.selecting.size())},
                       device_)
-        , lister_(options_.bounds, device_)
-    {
+        , lister_(options_.bounds, device_) {
         throw_if_failed(sparsifier_.check());
         throw_if_failed(sparsifier_.template prepare<bfloat16>());
         memory_ = device_array<std::byte>(sparsifier_.workspace_bytes());
@@ -56,12 +51,8 @@ class sparsity_of final : public sparsity {
         list_scratch_ = device_array<std::byte>(lister_.workspace_bytes());
     }
 
-    bool selects(std::int32_t layer) const override {
-        return sparsifier_.selects(layer);
-    }
-    bool looks(std::int32_t layer) const override {
-        return options_.lists || selects(layer);
-    }
+    bool selects(std::int32_t layer) const override { return sparsifier_.selects(layer); }
+    bool looks(std::int32_t layer) const override { return options_.lists || selects(layer); }
 
     void begin(const uniprefill::batch_view& batch, cudaStream_t on) override {
         step_.emplace(sparsifier_);
@@ -69,9 +60,7 @@ class sparsity_of final : public sparsity {
         throw_if_failed(step_->begin(batch, {memory_.data(), memory_.bytes()}, on));
         decided_ = {};
     }
-    uniprefill::batch_view rows() const override {
-        return step_->rows();
-    }
+    uniprefill::batch_view rows() const override { return step_->rows(); }
 
     void look(std::int32_t layer, const uniprefill::head_rows<const bfloat16>& q,
               const uniprefill::head_rows<const bfloat16>& k, std::int32_t kept_bound,
@@ -83,12 +72,8 @@ class sparsity_of final : public sparsity {
                                         lists_, {list_scratch_.data(), list_scratch_.bytes()}, on));
         }
     }
-    const uniprefill::selection& decided() const override {
-        return decided_;
-    }
-    const uniprefill::block_lists& lists() const override {
-        return lists_;
-    }
+    const uniprefill::selection& decided() const override { return decided_; }
+    const uniprefill::block_lists& lists() const override { return lists_; }
 
     void leave(const uniprefill::byte_rows& hidden, const uniprefill::byte_rows& queries,
                cudaStream_t on) override {
@@ -97,9 +82,7 @@ class sparsity_of final : public sparsity {
         throw_if_failed(step_->leave(decided_, &moved, 1, on));
     }
 
-    void save(std::size_t place) override {
-        saved_.insert_or_assign(place, state{*step_, decided_, lists_});
-    }
+    void save(std::size_t place) override { saved_.insert_or_assign(place, state{*step_, decided_, lists_}); }
     void restore(std::size_t place) override {
         const state& from = saved_.at(place);
         step_.emplace(from.step);
