@@ -3,6 +3,7 @@
 #pragma once
 
 #include "engine/app/policy.hpp"
+#include "engine/app/prefill_options.hpp"
 #include "engine/app/sampling.hpp"
 #include "engine/app/serve_options.hpp"
 #include "engine/cpu/features.hpp"
@@ -15,7 +16,7 @@
 
 namespace engine {
 
-enum class command { compare, generate, inspect, serve_sim };
+enum class command { compare, generate, inspect, prefill, serve_sim };
 
 using cpu::arithmetic; ///< what the matrix products compute in
 
@@ -53,6 +54,7 @@ struct options {
     std::optional<std::string> text_file; ///< "-": standard input
     policy_options policy;
     bool dense = false; ///< generate without dropping anything
+    device_kind device = device_kind::cpu;
     engine::arithmetic arithmetic = arithmetic::automatic;
     std::int32_t threads = 1;
     std::int32_t tokens = 40; ///< to generate
@@ -60,7 +62,8 @@ struct options {
     std::optional<std::int32_t> continuation; ///< real tokens at the prompt's end that are held out
     std::string out = "uniprefill-report";
     bool json = false;
-    serve_options serve; ///< serve-sim
+    serve_options serve;     ///< serve-sim
+    prefill_options prefill; ///< prefill
 };
 
 /// A command line as understood: either something to do, or a text (help, version) to print before exit code
