@@ -12,6 +12,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdlib>
 #include <map>
 #include <string>
 #include <tuple>
@@ -46,7 +47,12 @@ void check(fe::error_object result, const char* what) {
 }
 
 bool open_library() {
-    if (fe::cudnn_dlhandle == nullptr) fe::cudnn_dlhandle = dlopen("libcudnn.so.9", RTLD_NOW);
+    if (fe::cudnn_dlhandle == nullptr) {
+        // The frontend opens a CUDA runtime as well, and would take the oldest that it finds.
+        const std::string runtime = "libcudart.so." + std::to_string(CUDART_VERSION / 1000);
+        setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", runtime.c_str(), 0);
+        fe::cudnn_dlhandle = dlopen("libcudnn.so.9", RTLD_NOW);
+    }
     return fe::cudnn_dlhandle != nullptr;
 }
 

@@ -119,9 +119,9 @@ json spread_of(const std::vector<double>& values) {
 
 std::vector<std::int32_t> random_tokens(std::int32_t count, std::int32_t vocab, std::uint64_t seed) {
     std::mt19937_64 random(seed);
-    std::vector<std::int32_t> tokens;
-    for (std::int32_t i = 0; i < count; ++i) {
-        tokens.push_back(static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(vocab)));
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
+    for (std::int32_t& token : tokens) {
+        token = static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(vocab));
     }
     return tokens;
 }

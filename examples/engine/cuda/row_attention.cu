@@ -7,16 +7,12 @@
 
 #include <uniprefill/attend/attention.cuh>
 #include <uniprefill/core/exceptions.hpp>
-#if __has_include(<uniprefill/attend/detail/cuda_attend_portable.cuh>)
-#    include <uniprefill/attend/detail/cuda_attention.inl>
-#endif
 
 #include <cstddef>
 #include <string>
 
 namespace engine::cuda {
 
-#if __has_include(<uniprefill/attend/detail/cuda_attend_portable.cuh>)
 namespace {
 
 using uniprefill::throw_if_failed;
@@ -80,11 +76,5 @@ std::unique_ptr<row_attention> make_row_attention(const uniprefill::limits& boun
         throw error("--device cuda, head dimension", "64, 128 or 256", std::to_string(bounds.head_dim));
     }
 }
-
-#else
-std::unique_ptr<row_attention> make_row_attention(const uniprefill::limits&) {
-    throw error("--device cuda", "attention kernels in this build", "none");
-}
-#endif
 
 } // namespace engine::cuda

@@ -8,12 +8,7 @@
 #include <uniprefill/core/exceptions.hpp>
 #include <uniprefill/pipeline/prefill_sparsifier.cuh>
 #include <uniprefill/propagate/compaction.cuh>
-#if __has_include(<uniprefill/select/block_lister.cuh>)
-#    include <uniprefill/select/block_lister.cuh>
-#    define UNIPREFILL_ENGINE_LISTS 1
-#else
-#    define UNIPREFILL_ENGINE_LISTS 0
-#endif
+#include <uniprefill/select/block_lister.cuh>
 
 #include <map>
 #include <string>
@@ -38,17 +33,11 @@ class sparsity_of final : public sparsity {
         , sparsifier_(options_.bounds,
                       {options_.selecting.data(), static_cast<std::int32_t>(options_.selecting.size())},
                       device_)
-#if UNIPREFILL_ENGINE_LISTS
-        , lister_(options_.bounds, device_)
-#endif
-    {
+        , lister_(options_.bounds, device_) {
         throw_if_failed(sparsifier_.check());
         throw_if_failed(sparsifier_.template prepare<bfloat16>());
         memory_ = device_array<std::byte>(sparsifier_.workspace_bytes());
         if (!options_.lists) return;
-#if !UNIPREFILL_ENGINE_LISTS
-        throw error("lists", "none, as this build has no block lister for CUDA devices", "some");
-#else
         throw_if_failed(uniprefill::validate(*options_.lists));
         const std::int64_t blocks = options_.bounds.max_blocks();
         const std::int32_t heads = options_.bounds.num_heads;
@@ -60,46 +49,31 @@ class sparsity_of final : public sparsity {
         uniprefill::workspace pieces(list_memory_.data(), list_memory_.bytes());
         lists_ = carve(pieces);
         list_scratch_ = device_array<std::byte>(lister_.workspace_bytes());
-#endif
     }
 
-    bool selects(std::int32_t layer) const override {
-        return sparsifier_.selects(layer);
-    }
-    bool looks(std::int32_t layer) const override {
-        return options_.lists || selects(layer);
-    }
+    bool selects(std::int32_t layer) const override { return sparsifier_.selects(layer); }
+    bool looks(std::int32_t layer) const override { return options_.lists || selects(layer); }
 
     void begin(const uniprefill::batch_view& batch, cudaStream_t on) override {
         step_.emplace(sparsifier_);
-#if UNIPREFILL_ENGINE_LISTS
         if (options_.lists) step_->want_head_masses(head_masses_);
-#endif
         throw_if_failed(step_->begin(batch, {memory_.data(), memory_.bytes()}, on));
         decided_ = {};
     }
-    uniprefill::batch_view rows() const override {
-        return step_->rows();
-    }
+    uniprefill::batch_view rows() const override { return step_->rows(); }
 
     void look(std::int32_t layer, const uniprefill::head_rows<const bfloat16>& q,
               const uniprefill::head_rows<const bfloat16>& k, std::int32_t kept_bound,
               cudaStream_t on) override {
         throw_if_failed(step_->decide(layer, q, uniprefill::key_source<bfloat16>{k, {}}, {}, nullptr,
                                       kept_bound, decided_, on));
-#if UNIPREFILL_ENGINE_LISTS
         if (options_.lists) {
             throw_if_failed(lister_.run(head_masses_, step_->masses().faults, step_->rows(), *options_.lists,
                                         lists_, {list_scratch_.data(), list_scratch_.bytes()}, on));
         }
-#endif
     }
-    const uniprefill::selection& decided() const override {
-        return decided_;
-    }
-    const uniprefill::block_lists& lists() const override {
-        return lists_;
-    }
+    const uniprefill::selection& decided() const override { return decided_; }
+    const uniprefill::block_lists& lists() const override { return lists_; }
 
     void leave(const uniprefill::byte_rows& hidden, const uniprefill::byte_rows& queries,
                cudaStream_t on) override {
@@ -108,9 +82,7 @@ class sparsity_of final : public sparsity {
         throw_if_failed(step_->leave(decided_, &moved, 1, on));
     }
 
-    void save(std::size_t place) override {
-        saved_.insert_or_assign(place, state{*step_, decided_, lists_});
-    }
+    void save(std::size_t place) override { saved_.insert_or_assign(place, state{*step_, decided_, lists_}); }
     void restore(std::size_t place) override {
         const state& from = saved_.at(place);
         step_.emplace(from.step);
@@ -147,9 +119,7 @@ class sparsity_of final : public sparsity {
     sparsity_options options_;
     uniprefill::cuda_device device_;
     sparsifier sparsifier_;
-#if UNIPREFILL_ENGINE_LISTS
     uniprefill::block_lister<uniprefill::selection_rule, cuda> lister_;
-#endif
     device_array<std::byte> memory_;
     device_array<std::int64_t> masses_;
     uniprefill::head_mass_view head_masses_{};

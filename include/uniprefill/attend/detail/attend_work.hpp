@@ -194,7 +194,8 @@ struct item_row {
 /// Keys that are multiplied together: slots of consecutive keys, each inside one block.
 template <std::int32_t TileKeys, std::int32_t G>
 struct key_tile {
-    static constexpr std::int32_t slot_keys = G < 64 ? G : 64;
+    static constexpr std::int32_t largest_slot = TileKeys < 64 ? TileKeys : 64;
+    static constexpr std::int32_t slot_keys = G < largest_slot ? G : largest_slot;
     static constexpr std::int32_t slots = TileKeys / slot_keys;
     std::int32_t first[slots];
     std::int32_t end[slots]; ///< == first: an empty slot
