@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The uniprefill authors
 
-// The kernels of linear attention layers on a CUDA device against plain loops in double.
+// What layers of hybrid models have beside a llama's, on a CUDA device against plain loops in double: the
+// gated delta rule, what is done to rows around it, and norms and gates of attention and FFN.
 
 #include "support/cuda.cuh"
 #include "support/scale.hpp"
 
 #include "engine/cuda/gated_delta.hpp"
 #include "engine/cuda/linear_rows.hpp"
+#include "engine/cuda/row_kernels.hpp"
 #include "engine/error.hpp"
 
 #include <algorithm>
@@ -651,4 +653,166 @@ TEST_CASE("linear layers: gates, and the norm behind the rule") {
         }
         CHECK(good);
     }
+}
+
+TEST_CASE("hybrid layers: heads are normalised before they are rotated") {
+    if (!has_device()) return;
+    std::mt19937_64 random(uniprefill_test::seed());
+    std::normal_distribution<float> normal;
+    struct shape {
+        int heads, kv_heads, head_dim, rope_dims;
+    };
+    for (const shape of : {shape{3, 1, 64, 64}, shape{4, 2, 128, 64}, shape{16, 2, 256, 64}}) {
+        const int rows = 9;
+        const int q = of.heads * of.head_dim;
+        const int kv = of.kv_heads * of.head_dim;
+        const int elements = q + 2 * kv;
+        std::vector<bfloat16> before;
+        for (int i = 0; i < rows * elements; ++i) {
+            before.push_back(uniprefill::from_float<bfloat16>(3 * normal(random)));
+        }
+        std::vector<float> q_norm, k_norm;
+        for (int i = 0; i < of.head_dim; ++i) {
+            q_norm.push_back(1 + 0.2f * normal(random));
+            k_norm.push_back(1 + 0.2f * normal(random));
+        }
+        const device_array<bfloat16> qkv(before), k_cache(at(rows, kv, 0)), v_cache(at(rows, kv, 0));
+        const device_array<float> device_q(q_norm), device_k(k_norm);
+        const device_array<float2> table(at(64, of.rope_dims / 2, 0));
+        const device_array<std::int32_t> counts(std::vector<std::int32_t>{0, rows, -1});
+        const device_array<std::int32_t> positions(std::vector<std::int32_t>{0, 1, 2, 5, 8, 13, 21, 34, 55});
+        const auto where = positions.get();
+        engine::cuda::make_rope_table(64, of.rope_dims, 10000, table.data(), nullptr);
+        engine::cuda::rope_call call;
+        call.qkv = qkv.data();
+        call.rows = rows;
+        call.q_elements = q;
+        call.kv_elements = kv;
+        call.head_dim = of.head_dim;
+        call.rope_dims = of.rope_dims;
+        call.positions = positions.data();
+        call.table = table.data();
+        call.table_positions = 64;
+        call.q_norm = device_q.data();
+        call.k_norm = device_k.data();
+        call.norm_epsilon = 1e-6f;
+        call.k_cache = k_cache.data();
+        call.v_cache = v_cache.data();
+        call.capacity = rows;
+        call.cached_len = counts.data();
+        call.alive = counts.data() + 1;
+        call.entered = counts.data() + 2;
+        engine::cuda::rope_and_store(call, nullptr);
+        const auto after = qkv.get();
+        const auto k = k_cache.get();
+        const auto v = v_cache.get();
+        bool good = true;
+        for (int row = 0; row < rows; ++row) {
+            for (int head = 0; head < of.heads + of.kv_heads; ++head) {
+                const auto& weight = head < of.heads ? q_norm : k_norm;
+                std::vector<double> x;
+                double squares = 0;
+                for (int i = 0; i < of.head_dim; ++i) {
+                    x.push_back(number(before[at(row, elements, head * of.head_dim + i)]));
+                    squares += x.back() * x.back();
+                }
+                for (int i = 0; i < of.head_dim; ++i) {
+                    x[static_cast<std::size_t>(i)] *=
+                        static_cast<double>(weight[static_cast<std::size_t>(i)]) /
+                        std::sqrt(squares / of.head_dim + 1e-6);
+                }
+                for (int i = 0; i < of.head_dim; ++i) {
+                    const double pair[2] = {x[static_cast<std::size_t>(i - i % 2)],
+                                            x[static_cast<std::size_t>(i - i % 2 + 1)]};
+                    const double angle = where[static_cast<std::size_t>(row)] *
+                                         std::pow(10000.0, -2.0 * (i / 2) / of.rope_dims);
+                    const double wanted = i >= of.rope_dims ? x[static_cast<std::size_t>(i)]
+                                          : i % 2 == 0
+                                              ? pair[0] * std::cos(angle) - pair[1] * std::sin(angle)
+                                              : pair[0] * std::sin(angle) + pair[1] * std::cos(angle);
+                    const int column = head * of.head_dim + i;
+                    const double came = number(head < of.heads ? after[at(row, elements, column)]
+                                                               : k[at(row, kv, column - q)]);
+                    // Rounded before the rotation, too.
+                    const double size = std::abs(pair[0]) + std::abs(pair[1]);
+                    good = good && std::abs(came - wanted) <= (std::abs(wanted) + size) / 250 + 1e-4;
+                }
+            }
+            for (int i = 0; i < kv; ++i) {
+                good = good && v[at(row, kv, i)].bits == before[at(row, elements, q + kv + i)].bits;
+            }
+        }
+        CHECK(good);
+    }
+}
+
+TEST_CASE("hybrid layers: GEGLU, gates of attention, norms behind products") {
+    if (!has_device()) return;
+    std::mt19937_64 random(uniprefill_test::seed());
+    std::normal_distribution<float> normal;
+    for (const int columns : {64, 576, 3840}) {
+        const int rows = 7;
+        std::vector<bfloat16> gate_up;
+        std::vector<float> weight, sum;
+        for (int i = 0; i < rows * 2 * columns; ++i) {
+            gate_up.push_back(uniprefill::from_float<bfloat16>(3 * normal(random)));
+        }
+        for (int i = 0; i < rows * columns; ++i) {
+            sum.push_back(normal(random));
+        }
+        for (int i = 0; i < columns; ++i) {
+            weight.push_back(1 + 0.2f * normal(random));
+        }
+        const device_array<bfloat16> device_gates(gate_up), out(at(rows, columns, 0));
+        engine::cuda::geglu(device_gates.data(), rows, columns, out.data(), nullptr);
+        const auto activated = out.get();
+        bool good = true;
+        for (int row = 0; row < rows; ++row) {
+            for (int i = 0; i < columns; ++i) {
+                const double x = number(gate_up[at(row, 2 * columns, i)]);
+                const double wanted = 0.5 * x * (1 + std::tanh(0.7978845608 * (x + 0.044715 * x * x * x))) *
+                                      number(gate_up[at(row, 2 * columns, columns + i)]);
+                good = good && std::abs(number(activated[at(row, columns, i)]) - wanted) <=
+                                   std::abs(wanted) / 250 + 1e-5;
+            }
+        }
+        CHECK(good);
+
+        const device_array<float> device_sum(sum), device_weight(weight);
+        engine::cuda::add_norm(out.data(), device_weight.data(), 1e-6f, rows, columns, device_sum.data(),
+                               nullptr);
+        const auto added = device_sum.get();
+        good = true;
+        for (int row = 0; row < rows; ++row) {
+            double squares = 0;
+            for (int i = 0; i < columns; ++i) {
+                squares += std::pow(number(activated[at(row, columns, i)]), 2);
+            }
+            for (int i = 0; i < columns; ++i) {
+                const std::size_t cell = at(row, columns, i);
+                const double wanted = static_cast<double>(sum[cell]) +
+                                      number(activated[cell]) / std::sqrt(squares / columns + 1e-6) *
+                                          static_cast<double>(weight[static_cast<std::size_t>(i)]);
+                good = good &&
+                       std::abs(static_cast<double>(added[cell]) - wanted) <= 1e-5 * (1 + std::abs(wanted));
+            }
+        }
+        CHECK(good);
+    }
+    std::vector<bfloat16> x, gates;
+    const int columns = 520;
+    const int rows = 5;
+    for (int i = 0; i < rows * columns; ++i) {
+        x.push_back(uniprefill::from_float<bfloat16>(normal(random)));
+        gates.push_back(uniprefill::from_float<bfloat16>(3 * normal(random)));
+    }
+    const device_array<bfloat16> device_x(x), device_gates(gates);
+    engine::cuda::multiply_by_sigmoid(device_x.data(), device_gates.data(), rows, columns, nullptr);
+    const auto came = device_x.get();
+    bool good = true;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+        const double wanted = number(x[i]) / (1 + std::exp(-number(gates[i])));
+        good = good && std::abs(number(came[i]) - wanted) <= std::abs(wanted) / 250 + 1e-6;
+    }
+    CHECK(good);
 }

@@ -96,7 +96,7 @@ linear_weights random_linear(random_weights& random, const llama_config& config,
 
 } // namespace
 
-void check_sizes(const llama_config& config) {
+void check_sizes(const llama_config& config, const layer_pattern& pattern) {
     const auto need = [](const char* what, std::int32_t came, std::int32_t multiple) {
         if (came % multiple != 0) {
             throw error(std::string("--device cuda, ") + what, "a multiple of " + std::to_string(multiple),
@@ -106,6 +106,7 @@ void check_sizes(const llama_config& config) {
     need("hidden size", config.hidden, 8);
     need("FFN size", config.ffn, 8);
     need("rotated dimensions", config.rope_dims, 8);
+    need("value heads of linear layers", pattern.linear_v_heads, 4); // rows start at 16 bytes
     if (config.head_dim != 64 && config.head_dim != 128 && config.head_dim != 256) {
         throw error("--device cuda, head dimension", "64, 128 or 256", std::to_string(config.head_dim));
     }
@@ -136,7 +137,7 @@ cuda_model::cuda_model(const llama_config& config, std::uint64_t seed, const lay
     : config_(config)
     , pattern_(pattern)
     , name_("random weights") {
-    check_sizes(config_);
+    check_sizes(config_, pattern_);
     random_weights random(seed);
     const double hidden = config.hidden;
     const std::int64_t q = std::int64_t{config.heads} * config.head_dim;

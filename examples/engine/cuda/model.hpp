@@ -71,6 +71,6 @@ class cuda_model {
 };
 
 /// Throws `error` where the sizes are none that the CUDA operators work on.
-void check_sizes(const llama_config& config);
+void check_sizes(const llama_config& config, const layer_pattern& pattern = {});
 
 } // namespace engine::cuda
