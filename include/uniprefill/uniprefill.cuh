@@ -6,6 +6,8 @@
 #pragma once
 
 #include <uniprefill/attend/attention.cuh>
+#include <uniprefill/attend/decode.cuh>
+#include <uniprefill/attend/merge.cuh>
 #include <uniprefill/core/cuda.cuh>
 #include <uniprefill/importance/importance.cuh>
 #include <uniprefill/ledger/drop_ledger.cuh>

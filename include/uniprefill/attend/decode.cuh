@@ -16,8 +16,9 @@ UNIPREFILL_BEGIN_NAMESPACE
 /// The CUDA backend, for bf16 and fp16, from compute capability 8.0 on. The policy's D must be a constant:
 /// 64, 80, 96, 128, 192 or 256. Nothing is instantiated by inclusion.
 ///
-/// The keys of a (row, KV head) are split among thread blocks by their number and the limits alone, at most
-/// 128 / num_kv_heads splits of at least 256 keys, and the splits' states are merged in order of keys.
+/// The keys of a (row, KV head) are split among thread blocks by their number and the limits alone, into at
+/// most S splits of at least 256 keys, and the splits' states are merged in order of keys. S is 128 /
+/// num_kv_heads, twice that where limits.max_rows is below 64, and at least 2.
 ///
 /// Holds limits and a device's description only: cheap to copy, and any number of threads may use one object
 /// with workspaces and streams of their own.
@@ -37,9 +38,12 @@ class decode_attention<Policy, backend::cuda> {
     /// thread-safe.
     [[nodiscard]] UNIPREFILL_HOST_API status check() const noexcept;
 
-    /// Bytes of device memory that run() needs, 0 where check() fails: with S = 128 / num_kv_heads splits,
-    /// max_rows * S * (num_heads * (head_dim + 2) + 1) * 4, rounded up by piece. Pure, needs no device;
-    /// monotone in rows, query heads and head dimension.
+    /// Bytes of device memory that run() needs, 0 where check() fails: rounded up by piece, and no less than
+    /// those of 63 rows where there are more,
+    /// @code
+    ///   max_rows * S * (num_heads * (head_dim + 2) + 1) * 4
+    /// @endcode
+    /// Pure, needs no device; monotone in rows, query heads and head dimension.
     [[nodiscard]] UNIPREFILL_HOST_API std::size_t workspace_bytes() const noexcept;
 
     /// Allows the kernels of these types their shared memory on the calling thread's current device, once for

@@ -65,11 +65,6 @@ struct item_reach {
     row_reach most;
 };
 
-[[nodiscard]] UNIPREFILL_API constexpr std::int32_t clamped(std::int32_t value, std::int32_t least,
-                                                            std::int32_t most) noexcept {
-    return value < least ? least : value > most ? most : value;
-}
-
 /// Rows that a segment has queries of: [begin, end) of the kept ones, whatever the arrays say within bounds.
 struct kept_range {
     std::int32_t begin;
@@ -282,8 +277,9 @@ class key_walk {
                 break;
             }
             ++entry_;
-            if (block >= first_block_ && block <= (keys_end_ - context_ - 1) / G &&
-                context_ + block * G < reach_.most.end) {
+            if (block > (keys_end_ - context_ - 1) / G || context_ + block * G >= reach_.most.end) {
+                entry_ = entries_; // entries ascend: the rest lies behind the rows as well
+            } else if (block >= first_block_) {
                 now_ = block;
                 now_unlisted_ = false;
                 in_block_ = 0;

@@ -44,9 +44,9 @@ struct attend_scores {
     float softcap = 0; ///< the soft-cap in log2 units; 0: none
     const float* sink_logits = nullptr;
 
-    [[nodiscard]] static UNIPREFILL_HOST_API attend_scores of(const attention_params& params,
-                                                              std::int32_t head_dim) noexcept {
-        const float scale = params.scale > 0 ? params.scale : 1.0f / std::sqrt(static_cast<float>(head_dim));
+    template <std::int32_t D>
+    [[nodiscard]] static UNIPREFILL_HOST_API attend_scores of(const attention_params& params) noexcept {
+        const float scale = params.scale > 0 ? params.scale : 1.0f / std::sqrt(static_cast<float>(D));
         return {params.softcap > 0 ? scale / params.softcap : scale * log2_of_euler,
                 params.softcap * log2_of_euler, params.sink_logits};
     }
@@ -190,11 +190,12 @@ struct state_factors {
     float second;
 };
 /// Adds the softmax of other keys of the row to @p row. Exact but for the sum: factors are powers of 2.
-[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline state_factors combine(softmax_row& row,
-                                                                        const softmax_row& more) {
+template <class T>
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline state_factors combine(softmax_row<T>& row,
+                                                                        const softmax_row<T>& more) {
     const float reference = larger(row.reference, more.reference);
-    const state_factors made{softmax_row::power_of_two(add(row.reference, -reference)),
-                             softmax_row::power_of_two(add(more.reference, -reference))};
+    const state_factors made{softmax_row<T>::power_of_two(add(row.reference, -reference)),
+                             softmax_row<T>::power_of_two(add(more.reference, -reference))};
     row.sum = add(multiply(row.sum, made.first), multiply(more.sum, made.second));
     row.reference = reference;
     return made;

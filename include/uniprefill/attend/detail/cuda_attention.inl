@@ -97,7 +97,7 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run(
     task.step.tile_rows = bodies::tile_rows(device_);
     task.step.key_bytes = 2 * D * static_cast<std::int32_t>(sizeof(T));
     task.plan = detail::attend_plan::carve(carved, bounds_.max_segments);
-    task.scores = detail::attend_scores::of(options.params, D);
+    task.scores = detail::attend_scores::of<D>(options.params);
     task.queries = queries;
     task.keys = keys.rows;
     task.values = values.rows;

@@ -36,13 +36,24 @@ struct decode_shape {
     static constexpr std::int32_t ring_bytes = stages * 2 * chunk_bytes; ///< of a warp
     static constexpr std::int32_t query_bytes = decode_heads * row_bytes;
     static constexpr std::int32_t dynamic_bytes = query_bytes + decode_warps * ring_bytes;
-    static_assert(2 * dynamic_bytes <= 227 * 1024, "two thread blocks to a multiprocessor");
+    static constexpr std::int32_t ctas_per_multiprocessor = 2 * dynamic_bytes <= 224 * 1024 ? 2 : 1;
     static_assert(decode_heads * D * 4 <= ring_bytes, "a warp's outputs fit its ring");
 };
 
-/// Splits that a row of any length has at most: enough for one request alone to keep a device busy.
+/// Splits that a row of any length has at most: enough for a few rows alone to keep a device busy, and states
+/// of many rows in bounds.
 [[nodiscard]] UNIPREFILL_API constexpr std::int32_t most_splits(const limits& bounds) noexcept {
-    return bounds.num_kv_heads >= 64 ? 2 : 128 / bounds.num_kv_heads;
+    const std::int32_t wanted = (bounds.max_rows < 64 ? 256 : 128) / bounds.num_kv_heads;
+    return wanted > 2 ? wanted : 2;
+}
+
+/// Splits of all rows: row * most_splits() + split is below it. Monotone in rows, though splits get fewer.
+[[nodiscard]] UNIPREFILL_API constexpr std::int64_t all_splits(const limits& bounds) noexcept {
+    limits few = bounds;
+    few.max_rows = bounds.max_rows < 63 ? bounds.max_rows : 63;
+    const std::int64_t of_few = std::int64_t{few.max_rows} * most_splits(few);
+    const std::int64_t of_all = std::int64_t{bounds.max_rows} * most_splits(bounds);
+    return of_few > of_all ? of_few : of_all;
 }
 
 /// How the keys of a (row, KV head) are split: evenly, in whole chunks.
@@ -70,19 +81,20 @@ struct decode_splits {
 };
 
 /// Device memory of a call.
+template <class T>
 struct decode_buffers {
     std::int32_t* num_items = nullptr; // [1]
     std::int32_t* items = nullptr;     // [max_rows * most_splits] row * most_splits + split
     float* outputs = nullptr;          // [max_rows, most_splits, num_heads, head_dim] not yet divided
-    softmax_row* sums = nullptr;       // [max_rows, most_splits, num_heads]
+    softmax_row<T>* sums = nullptr;    // [max_rows, most_splits, num_heads]
 
     [[nodiscard]] static UNIPREFILL_HOST_API decode_buffers carve(workspace& memory,
                                                                   const limits& bounds) noexcept {
         decode_buffers made;
-        const std::int64_t items = std::int64_t{bounds.max_rows} * most_splits(bounds);
+        const std::int64_t items = all_splits(bounds);
         made.num_items = memory.take<std::int32_t>(1);
         made.items = memory.take<std::int32_t>(items);
-        made.sums = memory.take<softmax_row>(items * bounds.num_heads);
+        made.sums = memory.template take<softmax_row<T>>(items * bounds.num_heads);
         made.outputs = memory.take<float>(items * bounds.num_heads * bounds.head_dim);
         return made;
     }
@@ -93,7 +105,7 @@ struct decode_task {
     limits bounds;
     decode_rows rows;
     attend_scores scores;
-    decode_buffers buffers;
+    decode_buffers<T> buffers;
     head_rows<const T> queries;
     Cache keys;
     Cache values;
@@ -169,7 +181,7 @@ class UNIPREFILL_HIDDEN decode_split {
         , state_(reinterpret_cast<float*>(memory + shape::query_bytes)) {}
 
     __device__ void run(std::int32_t row, std::int32_t split, std::int32_t kv_head, std::int32_t first_head,
-                        softmax_row (&sums)[decode_warps][decode_heads]) {
+                        softmax_row<T> (&sums)[decode_warps][decode_heads]) {
         const decode_splits all = task_.splits_of(row, kv_head);
         if (split >= all.count) {
             return; // another KV head of the row has more
@@ -209,23 +221,38 @@ class UNIPREFILL_HIDDEN decode_split {
         __syncthreads();
     }
 
-    /// Starts the copies of the warp's chunk @p count.
+    /// The first key of the warp's chunk @p count.
+    [[nodiscard]] __device__ std::int32_t chunk_begin(std::int32_t count) const {
+        return begin_ + (count * decode_warps + warp_) * decode_chunk;
+    }
+    /// Looks up where the rows of chunk @p count are: half of the warp its keys, half its values, one each.
+    __device__ void look_up(std::int32_t count) {
+        const std::int32_t token = chunk_begin(count) + lane_ % decode_chunk;
+        if (token < end_) {
+            row_address_ = lane_ < decode_chunk ? task_.keys.row(request_, token, kv_head_)
+                                                : task_.values.row(request_, token, kv_head_);
+        }
+    }
+    /// Starts the copies of the warp's chunk @p count, which was looked up, and looks up the next.
     __device__ void fetch_chunk(std::int32_t count) {
-        const std::int32_t first = begin_ + (count * decode_warps + warp_) * decode_chunk;
+        const std::int32_t first = chunk_begin(count);
         if (first < end_) {
             const std::uint32_t to =
                 ring_ + static_cast<std::uint32_t>(count % shape::stages * 2 * shape::chunk_bytes);
+            const auto mine = reinterpret_cast<std::uint64_t>(row_address_);
 #pragma unroll
-            for (std::int32_t at = lane_; at < decode_chunk * shape::parts; at += 32) {
+            for (std::int32_t i = 0; i < decode_chunk * shape::parts / 32; ++i) {
+                const std::int32_t at = i * 32 + lane_;
                 const std::int32_t key = at / shape::parts;
                 const std::int32_t part = at % shape::parts;
                 const bool present = first + key < end_;
-                const std::int32_t token = present ? first + key : begin_;
-                copy_once_async_16(to + place(key, part),
-                                   task_.keys.row(request_, token, kv_head_) + part * 8, present);
+                const std::uint64_t k = __shfl_sync(0xffffffffu, mine, present ? key : 0);
+                const std::uint64_t v = __shfl_sync(0xffffffffu, mine, decode_chunk + (present ? key : 0));
+                copy_once_async_16(to + place(key, part), reinterpret_cast<const T*>(k) + part * 8, present);
                 copy_once_async_16(to + shape::chunk_bytes + place(key, part),
-                                   task_.values.row(request_, token, kv_head_) + part * 8, present);
+                                   reinterpret_cast<const T*>(v) + part * 8, present);
             }
+            look_up(count + 1);
         }
         close_copy_group();
     }
@@ -237,12 +264,13 @@ class UNIPREFILL_HIDDEN decode_split {
         }
         rows_[0] = {};
         rows_[1] = {};
+        look_up(0);
 #pragma unroll
         for (std::int32_t stage = 0; stage < shape::stages - 1; ++stage) {
             fetch_chunk(stage);
         }
         for (std::int32_t count = 0;; ++count) {
-            const std::int32_t first = begin_ + (count * decode_warps + warp_) * decode_chunk;
+            const std::int32_t first = chunk_begin(count);
             if (first >= end_) {
                 break;
             }
@@ -312,7 +340,7 @@ class UNIPREFILL_HIDDEN decode_split {
     }
 
     /// The warps' states in order of warps, to the row's buffers.
-    __device__ void add_up(std::int32_t split, softmax_row (&sums)[decode_warps][decode_heads]) {
+    __device__ void add_up(std::int32_t split, softmax_row<T> (&sums)[decode_warps][decode_heads]) {
 #pragma unroll
         for (std::int32_t half = 0; half < 2; ++half) {
             rows_[half].sum = add(rows_[half].sum, __shfl_xor_sync(0xffffffffu, rows_[half].sum, 1));
@@ -333,7 +361,7 @@ class UNIPREFILL_HIDDEN decode_split {
         for (std::int32_t at = static_cast<std::int32_t>(threadIdx.x); at < heads_ * D;
              at += decode_threads) {
             const std::int32_t head = at / D;
-            softmax_row all = sums[0][head];
+            softmax_row<T> all = sums[0][head];
             float sum = state_[at];
 #pragma unroll
             for (std::int32_t warp = 1; warp < decode_warps; ++warp) {
@@ -362,15 +390,16 @@ class UNIPREFILL_HIDDEN decode_split {
     std::int32_t end_ = 0;
     std::int32_t heads_ = 0;
     std::int32_t first_head_ = 0;
-    softmax_row rows_[2];
+    const T* row_address_ = nullptr; ///< of this lane's key or value of the chunk that is fetched next
+    softmax_row<T> rows_[2];
     float out_[D / 8][4];
 };
 
 template <class T, class Cache, std::int32_t D, bool Softcap>
-UNIPREFILL_HIDDEN __global__ void __launch_bounds__(decode_threads, 2)
+UNIPREFILL_HIDDEN __global__ void __launch_bounds__(decode_threads, decode_shape<D>::ctas_per_multiprocessor)
     decode_split_kernel(const __grid_constant__ decode_task<T, Cache> task) {
-    extern __shared__ std::uint4 decode_memory[];
-    __shared__ softmax_row sums[decode_warps][decode_heads];
+    extern __shared__ uint4 decode_memory[];
+    __shared__ softmax_row<T> sums[decode_warps][decode_heads];
     let_next_kernel_start();
     wait_for_previous_kernel();
     decode_split<T, Cache, D, Softcap> split(task, reinterpret_cast<std::uint8_t*>(decode_memory));
@@ -401,8 +430,9 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(decode_threads)
         const auto row = static_cast<std::int32_t>(at / heads);
         const auto head = static_cast<std::int32_t>(at % heads);
         const std::int32_t count = task.splits_of(row, head / task.bounds.group_heads()).count;
-        softmax_row sum{};
+        softmax_row<T> sum{};
         float out[(D + 31) / 32] = {};
+#pragma unroll 4
         for (std::int32_t split = 0; split < count; ++split) {
             const std::int64_t state = (std::int64_t{row} * most + split) * heads + head;
             const state_factors how = combine(sum, task.buffers.sums[state]);

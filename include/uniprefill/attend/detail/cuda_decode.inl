@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include <uniprefill/attend/detail/check_device_arguments.hpp>
+#include <uniprefill/attend/detail/check_arguments.hpp>
 #include <uniprefill/attend/detail/cuda_decode.cuh>
 
 #include <cmath>
@@ -29,7 +29,7 @@ UNIPREFILL_HOST_API std::size_t decode_attention<Policy, backend::cuda>::workspa
         return 0;
     }
     workspace counting;
-    static_cast<void>(detail::decode_buffers::carve(counting, bounds_));
+    static_cast<void>(detail::decode_buffers<bfloat16>::carve(counting, bounds_));
     return counting.bytes_used();
 }
 
@@ -66,7 +66,8 @@ UNIPREFILL_HOST_API status decode_attention<Policy, backend::cuda>::run(
         detail::check_query_rows(queries, bounds_, rows.num_rows, "queries", "at least rows.num_rows rows"));
     UNIPREFILL_TRY(
         detail::check_query_rows(out, bounds_, rows.num_rows, "out", "at least rows.num_rows rows"));
-    UNIPREFILL_TRY(detail::check_device_params(params));
+    UNIPREFILL_TRY(detail::check_params(params));
+    UNIPREFILL_TRY(detail::require_no_key_scales(params));
     UNIPREFILL_TRY(memory.check(workspace_bytes()));
     if (rows.num_rows == 0) {
         return success();
@@ -76,14 +77,16 @@ UNIPREFILL_HOST_API status decode_attention<Policy, backend::cuda>::run(
     UNIPREFILL_TRY(detail::require_aligned(queries.data, queries.row_stride, queries.head_stride, 0,
                                            sizeof(T), "queries"));
     UNIPREFILL_TRY(detail::check_cache_alignment(keys));
-    UNIPREFILL_TRY(detail::of_values(detail::check_cache_alignment(values)));
+    const status of_values = detail::check_cache_alignment(values);
+    UNIPREFILL_TRY(detail::require(of_values.ok(), of_values.code, "values.cached",
+                                   "rows that start at multiples of 16 bytes", 1));
 
     detail::decode_task<T, Cache> task;
     workspace carved(memory.data(), memory.bytes());
     task.bounds = bounds_;
     task.rows = rows;
-    task.scores = detail::attend_scores::of(params, D);
-    task.buffers = detail::decode_buffers::carve(carved, bounds_);
+    task.scores = detail::attend_scores::of<D>(params);
+    task.buffers = detail::decode_buffers<T>::carve(carved, bounds_);
     task.queries = queries;
     task.keys = keys;
     task.values = values;
@@ -94,12 +97,13 @@ UNIPREFILL_HOST_API status decode_attention<Policy, backend::cuda>::run(
     const std::int64_t heads = std::int64_t{rows.num_rows} * bounds_.num_heads;
     UNIPREFILL_TRY(detail::launch(device_, detail::decode_plan_kernel<T, Cache>, 1,
                                   detail::decode_plan_threads, 0, stream, task));
-    UNIPREFILL_TRY(detail::launch(device_,
-                                  params.softcap > 0 ? detail::decode_split_kernel<T, Cache, D, true>
-                                                     : detail::decode_split_kernel<T, Cache, D, false>,
-                                  static_cast<unsigned>(device_.ctas(2)), detail::decode_threads,
-                                  static_cast<std::size_t>(detail::decode_shape<D>::dynamic_bytes), stream,
-                                  task));
+    UNIPREFILL_TRY(
+        detail::launch(device_,
+                       params.softcap > 0 ? detail::decode_split_kernel<T, Cache, D, true>
+                                          : detail::decode_split_kernel<T, Cache, D, false>,
+                       static_cast<unsigned>(device_.ctas(detail::decode_shape<D>::ctas_per_multiprocessor)),
+                       detail::decode_threads,
+                       static_cast<std::size_t>(detail::decode_shape<D>::dynamic_bytes), stream, task));
     return detail::launch(device_, detail::decode_merge_kernel<T, Cache, D>,
                           smaller((heads + detail::decode_warps - 1) / detail::decode_warps, device_.ctas(8)),
                           detail::decode_threads, 0, stream, task);

@@ -46,7 +46,7 @@ template <class T>
 }
 
 /// Whether a state has read nothing, told by the bits of its lse.
-[[nodiscard]] inline UNIPREFILL_HOST_API bool is_empty_state(float lse) noexcept {
+[[nodiscard]] inline UNIPREFILL_API bool is_empty_state(float lse) noexcept {
     return bit_cast<std::uint32_t>(lse) == 0xff800000u;
 }
 

@@ -25,11 +25,6 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
-[[nodiscard]] UNIPREFILL_API constexpr std::int32_t clamped(std::int32_t value, std::int32_t least,
-                                                            std::int32_t most) noexcept {
-    return value < least ? least : value > most ? most : value;
-}
-
 /// A half-open range of packed rows.
 struct row_range {
     std::int32_t begin = 0;
