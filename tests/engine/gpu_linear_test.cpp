@@ -5,7 +5,6 @@
 // gated delta rule, what is done to rows around it, and norms and gates of attention and FFN.
 
 #include "support/cuda.cuh"
-#include "support/scale.hpp"
 
 #include "engine/cuda/gated_delta.hpp"
 #include "engine/cuda/linear_rows.hpp"

@@ -74,10 +74,11 @@ __device__ std::uint32_t tile_offset(int row, int piece) {
     return static_cast<std::uint32_t>(row * (head_dim * 2) + (piece ^ (row & 7)) * 16);
 }
 
+/// By so many threads, of which this is one.
 template <int Threads>
 __device__ void copy_tile(std::uint32_t to, const bfloat16* from, std::int64_t stride, std::int32_t begin,
-                          std::int32_t end) {
-    for (int i = static_cast<int>(threadIdx.x); i < chunk * 16; i += Threads) {
+                          std::int32_t end, int thread) {
+    for (int i = thread; i < chunk * 16; i += Threads) {
         const int row = i / 16;
         const int piece = i % 16;
         const bool there = begin + row < end;
@@ -162,10 +163,13 @@ __global__ void __launch_bounds__(solve_threads, 4)
     const int t = lane % 4;
 
     const std::int64_t k_head = head / (call.v_heads / call.k_heads);
-    copy_tile<solve_threads>(q_tile, call.q + k_head * head_dim, call.q_stride, at.begin, at.end);
-    copy_tile<solve_threads>(k_tile, call.k + k_head * head_dim, call.k_stride, at.begin, at.end);
+    copy_tile<solve_threads>(q_tile, call.q + k_head * head_dim, call.q_stride, at.begin, at.end,
+                             static_cast<int>(threadIdx.x));
+    copy_tile<solve_threads>(k_tile, call.k + k_head * head_dim, call.k_stride, at.begin, at.end,
+                             static_cast<int>(threadIdx.x));
     end_batch();
-    copy_tile<solve_threads>(v_tile, call.v + std::int64_t{head} * head_dim, call.v_stride, at.begin, at.end);
+    copy_tile<solve_threads>(v_tile, call.v + std::int64_t{head} * head_dim, call.v_stride, at.begin, at.end,
+                             static_cast<int>(threadIdx.x));
     end_batch();
     if (warp == 0) {
         float decays[2];
@@ -325,7 +329,9 @@ __global__ void __launch_bounds__(solve_threads, 4)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The chain. A warp holds 16 rows of the state: 16 columns of v by all of k.
+// The chain. A warp holds 16 rows of the state: 16 columns of v by all of k. As many warps again do nothing
+// but send for what comes next: with one computing warp for each scheduler, addresses would cost as much as
+// products.
 
 template <int Warps>
 struct chain_stage {
@@ -336,7 +342,7 @@ struct chain_stage {
 };
 
 template <int Warps, int Stages>
-__global__ void __launch_bounds__(Warps * 32, 1)
+__global__ void __launch_bounds__(Warps * 64, 1)
     chain_kernel(const __grid_constant__ gated_delta_call call, const std::byte* records, std::int32_t first,
                  std::int32_t count) {
     using stage = chain_stage<Warps>;
@@ -358,6 +364,8 @@ __global__ void __launch_bounds__(Warps * 32, 1)
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int g = lane / 4;
     const int t = lane % 4;
+    const bool copies = warp >= Warps;
+    const int copier = static_cast<int>(threadIdx.x) - Warps * 32;
     const std::int32_t v_column = (slice * Warps + warp) * 16; // of the head
     float* const state =
         call.state + ((std::int64_t{request} * call.v_heads + head) * head_dim + v_column + g) * head_dim +
@@ -367,7 +375,7 @@ __global__ void __launch_bounds__(Warps * 32, 1)
     for (int tile = 0; tile < 16; ++tile) {
         float2 low{};
         float2 high{};
-        if (from != all_from || !call.from_zero) {
+        if (!copies && (from != all_from || !call.from_zero)) {
             low = *reinterpret_cast<const float2*>(state + tile * 8);
             high = *reinterpret_cast<const float2*>(state + 8 * head_dim + tile * 8);
         }
@@ -386,25 +394,28 @@ __global__ void __launch_bounds__(Warps * 32, 1)
             records + (std::int64_t{number - first} * call.v_heads + head) * record_bytes;
         constexpr int shared_pieces = u_at / 16;
         constexpr int own_pieces = Warps * 4 * group_bytes / 16;
-        for (int i = static_cast<int>(threadIdx.x); i < shared_pieces + own_pieces; i += Warps * 32) {
+        for (int i = copier; i < shared_pieces + own_pieces; i += Warps * 32) {
             const int skipped = i < shared_pieces ? 0 : slice * own_pieces;
             copy16(in + static_cast<std::uint32_t>(i * 16), record + (i + skipped) * 16);
         }
         const std::int32_t row = begin + (number - all_from) * chunk;
-        copy_tile<Warps * 32>(in + stage::q_in, call.q + k_head * head_dim, call.q_stride, row, end);
-        copy_tile<Warps * 32>(in + stage::k_in, call.k + k_head * head_dim, call.k_stride, row, end);
+        copy_tile<Warps * 32>(in + stage::q_in, call.q + k_head * head_dim, call.q_stride, row, end, copier);
+        copy_tile<Warps * 32>(in + stage::k_in, call.k + k_head * head_dim, call.k_stride, row, end, copier);
     };
-    for (int ahead = 0; ahead < Stages - 1; ++ahead) {
+    for (int ahead = 0; copies && ahead < Stages - 1; ++ahead) {
         if (from + ahead < to) fetch(from + ahead);
         end_batch();
     }
 
 #pragma unroll 1
     for (std::int32_t number = from; number < to; ++number) {
-        wait_for_batches<Stages - 2>();
-        __syncthreads(); // all have this chunk, and are done with the one before
-        if (number + Stages - 1 < to) fetch(number + Stages - 1);
-        end_batch();
+        if (copies) wait_for_batches<Stages - 2>();
+        __syncthreads(); // this chunk is here, and all are done with the one before
+        if (copies) {
+            if (number + Stages - 1 < to) fetch(number + Stages - 1);
+            end_batch();
+            continue;
+        }
         const std::byte* const in = memory + (number - from) % Stages * stage::bytes;
         const std::uint32_t q_tile = shared_address(in) + stage::q_in;
         const std::uint32_t k_tile = shared_address(in) + stage::k_in;
@@ -503,6 +514,7 @@ __global__ void __launch_bounds__(Warps * 32, 1)
         }
     }
 
+    if (copies) return;
 #pragma unroll
     for (int tile = 0; tile < 16; ++tile) {
         *reinterpret_cast<float2*>(state + tile * 8) = {s[tile][0], s[tile][1]};
@@ -525,7 +537,7 @@ void run_chain(const gated_delta_call& call, const std::byte* records, std::int3
     constexpr int bytes = Stages * chain_stage<Warps>::bytes;
     allow(chain_kernel<Warps, Stages>, bytes);
     const dim3 grid(static_cast<unsigned>(call.v_heads * (8 / Warps)), static_cast<unsigned>(call.requests));
-    chain_kernel<Warps, Stages><<<grid, Warps * 32, bytes, on>>>(call, records, first, count);
+    chain_kernel<Warps, Stages><<<grid, Warps * 64, bytes, on>>>(call, records, first, count);
     launched("gated delta rule");
 }
 
