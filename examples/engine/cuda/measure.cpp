@@ -187,6 +187,10 @@ json measure(const variant& one, const prefill_options& asked, const cuda::cuda_
     for (std::size_t i = 0; i < stage_names.size(); ++i) {
         stages[stage_names[i]] = by_stage[i];
     }
+    json windows; // whose; none in models without
+    if (model.pattern().has(layer_kind::window)) {
+        windows = session.windows_by_cudnn() ? "cudnn" : "uniprefill";
+    }
     double lin = 0;
     for (const std::int32_t rows : session.rows_kept()) {
         lin += static_cast<double>(rows) / one.tokens / model.config().layers;
@@ -195,7 +199,7 @@ json measure(const variant& one, const prefill_options& asked, const cuda::cuda_
             {"mode", name_of(one.mode)},
             {"attention", name_of(one.attention)},
             {"counts", name_of(asked.counts)},
-            {"windows_before_drops", session.windows_by_cudnn() ? "cudnn" : "uniprefill"},
+            {"windows_before_drops", windows},
             {"left_alone", one.tokens < asked.min_length},
             {"ttft_ms", spread_of(device_ms)},
             {"wall_ms", spread_of(wall_ms)},
