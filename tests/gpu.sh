@@ -110,6 +110,7 @@ judge() { # NAME COMMAND...: runs it, one line, its output only where it fails
 # of each of its loops. Left out on purpose:
 #   estimator   the longest of three n but for two head dimensions; 40,000 tokens stand for 2 million, a small pool for one of
 #               2^31 elements (offsets of 64 bits are a matter of the full run)
+#   attend      three of five numbers of heads of each combination, half of the kinds of steps, other grids and packings
 #   selector    20,000 blocks stand for 262,144, 300 requests for 4,096
 #   rows        tensors of more than 2^31 elements; the longest rows in tens instead of hundreds
 #   facade      most tests with revival alone

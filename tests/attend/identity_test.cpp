@@ -226,6 +226,21 @@ TEST_CASE("attention: other query rows don't matter", "[attend]") {
     }
 }
 
+TEST_CASE("attention: runs of keys don't begin where the rows of a tile do", "[attend]") {
+    const model small{2, 1, 16, 64, 8};
+    const std::vector<request> requests{{6, up::request_tag::chunk, 6000, {100}}};
+    scene<float> all(small, requests);
+    scene<float> some(small, requests);
+    all.set_window(5000);
+    some.set_window(5000);
+    some.keep_rows([](std::uint64_t, std::int32_t row) { return row > 20 && row % 7 == 3; });
+    const output<float> expected = attend(all);
+    const output<float> got = attend(some);
+    for (std::int32_t query = 0; query < some.num_queries(); ++query) {
+        REQUIRE(got.bits(query) == expected.bits(some.row_of(query)));
+    }
+}
+
 TEST_CASE("attention: constants and run-time extents give the same bits", "[attend]") {
     const model round{4, 2, 64, 64, 8};
     const std::vector<request> requests{{5, up::request_tag::chunk, 20, {170}}};

@@ -152,10 +152,10 @@ struct item_row {
     constexpr std::int32_t never = INT32_MAX;
     const std::int32_t kept = row_of(step, item, row).kept;
     const std::int32_t packed_row = step.kept_to_old != nullptr ? step.kept_to_old[kept] : kept;
-    const std::int32_t in_segment = packed_row - item.segment_begin;
-    if (in_segment < 0 || in_segment >= item.segment_rows) {
+    if (packed_row < item.segment_begin || packed_row - item.segment_begin >= item.segment_rows) {
         return {0, 0, never};
     }
+    const std::int32_t in_segment = packed_row - item.segment_begin;
     const std::int32_t* positions = step.batch.positions;
     const std::int32_t position = positions[packed_row];
     row_reach made{0, item.context + in_segment + 1, 0};
@@ -246,7 +246,8 @@ class key_walk {
 #    pragma unroll
 #endif
         for (std::int32_t i = 0; i < tile::slots; ++i) {
-            if (in_block_ >= G && !next_block()) {
+            const bool is_through = in_block_ >= G || context_ + now_ * G + in_block_ >= reach_.most.end;
+            if (is_through && !next_block()) {
                 set(out, i, 0, 0, false);
                 continue;
             }
@@ -277,9 +278,12 @@ class key_walk {
                 break;
             }
             ++entry_;
+            if (block < first_block_) {
+                continue;
+            }
             if (block > (keys_end_ - context_ - 1) / G || context_ + block * G >= reach_.most.end) {
                 entry_ = entries_; // entries ascend: the rest lies behind the rows as well
-            } else if (block >= first_block_) {
+            } else {
                 now_ = block;
                 now_unlisted_ = false;
                 in_block_ = 0;
@@ -309,7 +313,7 @@ class key_walk {
     std::int32_t window_block_;
     std::int32_t block_; ///< next of those that are read for their place
     std::int32_t now_ = 0;
-    std::int32_t in_block_; ///< keys of it that earlier slots have
+    std::int32_t in_block_; ///< keys of `now_` that earlier slots have
     bool now_unlisted_ = false;
     bool has_lists_;
 };

@@ -301,6 +301,9 @@ template <std::int32_t Build, class T, class Cache, class Make>
 UNIPREFILL_HOST_API void attend_units(const attention_problem<T, Cache>& problem,
                                       const attention_buffers& buffers, std::int64_t count,
                                       std::int64_t multiply_adds, const Make& make) noexcept {
+    if (count == 0) {
+        return;
+    }
     const auto work = [&](std::int32_t worker) {
         attention_worker<Build, T, Cache> attends(problem, buffers, worker);
 #if defined(_OPENMP)
