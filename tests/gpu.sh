@@ -116,6 +116,7 @@ judge() { # NAME COMMAND...: runs it, one line, its output only where it fails
 #   facade      most tests with revival alone
 #   comm_nccl   whole: its kernels are NCCL's and the facade's
 #   engine      whole: its kernels are cuBLAS's, cuDNN's, engine_operators' and the library's
+#   engine_hybrid  the same, and engine_linear's
 # racecheck counts the barriers that each warp has passed. It can't follow warps that pass different numbers of them (named
 # barriers), nor one lane that arrives at an mbarrier for its warp: it reports hazards in the plainest such kernel. What
 # threads share in the kernels is kept within groups whose numbers agree, and all lanes arrive.
@@ -138,7 +139,7 @@ run() {
         command -v compute-sanitizer >/dev/null || refuse "compute-sanitizer on the PATH expected (or --quick), there is none"
         for tool in memcheck racecheck initcheck synccheck; do
             for test in $tests; do
-                [[ $test == *comm_nccl || $test == *gpu.engine ]] || sanitized $tool "$test"
+                [[ $test == *comm_nccl || $test == *gpu.engine || $test == *gpu.engine_hybrid ]] || sanitized $tool "$test"
             done
         done
     fi

@@ -395,13 +395,39 @@ TEST_CASE("app: shapes of known models hold together") {
         name.erase(0, name.find_first_not_of(' '));
         const engine::llama_config config = engine::model_shape("--shape", name);
         CHECK(config.heads % config.kv_heads == 0);
-        CHECK((config.head_dim == 64 || config.head_dim == 128));
-        CHECK(config.rope_dims == config.head_dim);
-        CHECK(config.hidden == config.heads * config.head_dim);
+        const engine::layer_pattern pattern = engine::model_pattern("--shape", name);
+        const bool hybrid = pattern.period > 1;
+        CHECK((config.head_dim == (hybrid ? 256 : 64) || config.head_dim == (hybrid ? 256 : 128)));
+        CHECK((hybrid || config.rope_dims == config.head_dim));
+        CHECK((hybrid || config.hidden == config.heads * config.head_dim));
+        CHECK(config.rope_dims % 8 == 0);
+        CHECK(config.layers % pattern.period == 0);
+        CHECK(pattern.kind(config.layers - 1) == engine::layer_kind::full);
+        CHECK(pattern.kind(0) == pattern.others);
         CHECK(config.ffn % 8 == 0);
     }
-    CHECK(shapes == 6);
+    CHECK(shapes == 8);
     const engine::llama_config llama = engine::model_shape("--shape", "llama3-8b");
     CHECK(llama.layers == 32);
     CHECK(llama.rope_base == 500000.0f);
+    CHECK(engine::model_pattern("--shape", "llama3-8b").kind(5) == engine::layer_kind::full);
+    CHECK(!engine::model_pattern("--shape", "llama3-8b").has(engine::layer_kind::linear));
+
+    const engine::llama_config next = engine::model_shape("--shape", "qwen3-next-like");
+    const engine::layer_pattern linear = engine::model_pattern("--shape", "qwen3-next-like");
+    CHECK(next.ffn == 5632);
+    CHECK(next.rope_dims == 64);
+    CHECK(linear.has(engine::layer_kind::linear));
+    CHECK(!linear.has(engine::layer_kind::window));
+    CHECK(linear.kind(2) == engine::layer_kind::linear);
+    CHECK(linear.kind(3) == engine::layer_kind::full);
+    CHECK(linear.linear_v_heads % linear.linear_k_heads == 0);
+    const engine::layer_pattern window = engine::model_pattern("--shape", "gemma3-12b-like");
+    CHECK(window.kind(4) == engine::layer_kind::window);
+    CHECK(window.kind(5) == engine::layer_kind::full);
+    CHECK(window.window == 1024);
+    CHECK(refused("prefill --device cuda --shape gemma3-12b-like --selecting 5,12") ==
+          "--selecting: expected layers with full attention, came 12");
+    CHECK(parsed("prefill --device cuda --shape qwen3-next-like --selecting 7,47").prefill.selecting.size() ==
+          2);
 }

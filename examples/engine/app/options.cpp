@@ -274,7 +274,8 @@ void add_prefill(option_table& table, options& whole_line) {
     prefill_options& chosen = whole_line.prefill;
     table.group("Model: random weights in the shape of a known one");
     table.value("--shape", "NAME",
-                "llama3-8b (the default), llama3-70b, llama3.2-1b, llama3.2-3b, mistral-7b, smollm2-135m",
+                "llama3-8b (the default), llama3-70b, llama3.2-1b, llama3.2-3b, mistral-7b, smollm2-135m, "
+                "qwen3-next-like, gemma3-12b-like",
                 [&](const std::string& option, const std::string& text) {
                     static_cast<void>(model_shape(option, text));
                     chosen.shape = text;
@@ -303,7 +304,8 @@ void add_prefill(option_table& table, options& whole_line) {
     table.value(
         "--keep", "SHARE", "of the rows, kept at each selecting layer (0.65)",
         [&](const std::string& option, const std::string& text) { chosen.keep = share(option, text); });
-    table.value("--selecting", "LIST", "selecting layers (7,11,15,... but not the last)",
+    table.value("--selecting", "LIST",
+                "selecting layers (7,11,15,... but not the last; hybrids: all full ones but the first)",
                 [&](const std::string& option, const std::string& text) {
                     chosen.selecting.clear();
                     for (const policy_options::layer_share& one : layer_list(option, text)) {
@@ -447,6 +449,12 @@ void check_prefill(const options& chosen) {
     if (!asked.selecting.empty() && asked.selecting.back() >= layers) {
         throw error("--selecting", "layers 0 to " + std::to_string(layers - 1),
                     std::to_string(asked.selecting.back()));
+    }
+    const layer_pattern pattern = model_pattern("--shape", asked.shape);
+    for (const std::int32_t layer : asked.selecting) {
+        if (pattern.kind(layer) != layer_kind::full) {
+            throw error("--selecting", "layers with full attention", std::to_string(layer));
+        }
     }
     const auto lists = [](prefill_mode mode) {
         return mode == prefill_mode::lists || mode == prefill_mode::both;

@@ -23,10 +23,17 @@ class dense_attention {
     dense_attention& operator=(const dense_attention&) = delete;
 
     /// Row i reads keys 0 to i. All views have the same number of rows.
+    /// @param window  not 0: only the last so many of them, row i's own among them
     void run(const uniprefill::head_rows<const uniprefill::bfloat16>& q,
              const uniprefill::head_rows<const uniprefill::bfloat16>& k,
              const uniprefill::head_rows<const uniprefill::bfloat16>& v,
-             const uniprefill::head_rows<uniprefill::bfloat16>& out, cudaStream_t on);
+             const uniprefill::head_rows<uniprefill::bfloat16>& out, std::int32_t window, cudaStream_t on);
+
+    /// Whether the library has a kernel for that: not every version has every window.
+    bool can(const uniprefill::head_rows<const uniprefill::bfloat16>& q,
+             const uniprefill::head_rows<const uniprefill::bfloat16>& k,
+             const uniprefill::head_rows<const uniprefill::bfloat16>& v,
+             const uniprefill::head_rows<uniprefill::bfloat16>& out, std::int32_t window);
 
     static bool built();
     /// Of cuDNN and its frontend: "cuDNN 9.13.0, frontend 1.14.0"; "not built".

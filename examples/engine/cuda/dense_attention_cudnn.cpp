@@ -58,10 +58,11 @@ bool open_library() {
 
 /// A graph holds for one number of rows and these strides.
 struct sizes {
-    std::int64_t rows, q_stride, k_stride, v_stride, out_stride;
+    std::int64_t rows, q_stride, k_stride, v_stride, out_stride, window;
     bool operator<(const sizes& other) const {
-        return std::tie(rows, q_stride, k_stride, v_stride, out_stride) <
-               std::tie(other.rows, other.q_stride, other.k_stride, other.v_stride, other.out_stride);
+        return std::tie(rows, q_stride, k_stride, v_stride, out_stride, window) <
+               std::tie(other.rows, other.q_stride, other.k_stride, other.v_stride, other.out_stride,
+                        other.window);
     }
 };
 
@@ -104,6 +105,7 @@ std::shared_ptr<fe::graph::Graph> dense_attention::state::graph_for(const sizes&
                        .set_generate_stats(false)
                        .set_causal_mask(true)
                        .set_attn_scale(1.0f / std::sqrt(static_cast<float>(head_dim)));
+    if (wanted.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(wanted.window));
     auto [out, statistics] =
         graph->sdpa(input("q", q_uid, heads, wanted.q_stride), input("k", k_uid, kv_heads, wanted.k_stride),
                     input("v", v_uid, kv_heads, wanted.v_stride), options);
@@ -134,7 +136,7 @@ dense_attention::~dense_attention() = default;
 
 void dense_attention::run(const head_rows<const bfloat16>& q, const head_rows<const bfloat16>& k,
                           const head_rows<const bfloat16>& v, const head_rows<bfloat16>& out,
-                          cudaStream_t on) {
+                          std::int32_t window, cudaStream_t on) {
     const std::int64_t head_dim = state_->head_dim;
     if (q.head_stride != head_dim || k.head_stride != head_dim || v.head_stride != head_dim ||
         out.head_stride != head_dim || k.num_rows != q.num_rows || v.num_rows != q.num_rows ||
@@ -143,13 +145,25 @@ void dense_attention::run(const head_rows<const bfloat16>& q, const head_rows<co
     }
     if (q.num_rows == 0) return;
     const auto graph =
-        state_->graph_for({q.num_rows, q.row_stride, k.row_stride, v.row_stride, out.row_stride});
+        state_->graph_for({q.num_rows, q.row_stride, k.row_stride, v.row_stride, out.row_stride, window});
     check(fe::detail::set_stream(state_->handle, on), "stream");
     std::unordered_map<std::int64_t, void*> arrays = {{q_uid, const_cast<bfloat16*>(q.data)},
                                                       {k_uid, const_cast<bfloat16*>(k.data)},
                                                       {v_uid, const_cast<bfloat16*>(v.data)},
                                                       {out_uid, out.data}};
     check(graph->execute(state_->handle, arrays, state_->workspace.data()), "attention");
+}
+
+bool dense_attention::can(const head_rows<const bfloat16>& q, const head_rows<const bfloat16>& k,
+                          const head_rows<const bfloat16>& v, const head_rows<bfloat16>& out,
+                          std::int32_t window) {
+    try {
+        static_cast<void>(state_->graph_for(
+            {q.num_rows, q.row_stride, k.row_stride, v.row_stride, out.row_stride, window}));
+        return true;
+    } catch (const error&) {
+        return false;
+    }
 }
 
 bool dense_attention::built() {

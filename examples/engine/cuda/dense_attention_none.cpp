@@ -17,7 +17,14 @@ dense_attention::~dense_attention() = default;
 void dense_attention::run(const uniprefill::head_rows<const uniprefill::bfloat16>&,
                           const uniprefill::head_rows<const uniprefill::bfloat16>&,
                           const uniprefill::head_rows<const uniprefill::bfloat16>&,
-                          const uniprefill::head_rows<uniprefill::bfloat16>&, cudaStream_t) {}
+                          const uniprefill::head_rows<uniprefill::bfloat16>&, std::int32_t, cudaStream_t) {}
+
+bool dense_attention::can(const uniprefill::head_rows<const uniprefill::bfloat16>&,
+                          const uniprefill::head_rows<const uniprefill::bfloat16>&,
+                          const uniprefill::head_rows<const uniprefill::bfloat16>&,
+                          const uniprefill::head_rows<uniprefill::bfloat16>&, std::int32_t) {
+    return false;
+}
 
 bool dense_attention::built() {
     return false;

@@ -58,8 +58,24 @@ std::int32_t budget_of(double keep, std::int32_t rows) {
     return std::max(static_cast<std::int32_t>(std::lround(keep * rows)), 1);
 }
 
+/// Layers that select where none were named: a llama's fixed list, of a hybrid each with full attention but
+/// the first.
+std::vector<std::int32_t> usual_selecting(std::int32_t layers, const layer_pattern& pattern) {
+    std::vector<std::int32_t> all;
+    if (pattern.period > 1) {
+        for (std::int32_t layer = 2 * pattern.period - 1; layer < layers; layer += pattern.period) {
+            all.push_back(layer);
+        }
+        return all;
+    }
+    for (const layer_rule& rule : fixed_list(layers).rules) {
+        all.push_back(rule.layer);
+    }
+    return all;
+}
+
 cuda::session_options session_for(const variant& one, const prefill_options& asked,
-                                  const llama_config& config) {
+                                  const cuda::cuda_model& model) {
     cuda::session_options made;
     made.prompt = one.tokens;
     made.attention = one.attention;
@@ -68,11 +84,7 @@ cuda::session_options session_for(const variant& one, const prefill_options& ask
     if (one.tokens < asked.min_length) return made; // left alone, at the cost of a comparison
     if (drops(one.mode)) {
         std::vector<std::int32_t> layers = asked.selecting;
-        if (layers.empty()) {
-            for (const layer_rule& rule : fixed_list(config.layers).rules) {
-                layers.push_back(rule.layer);
-            }
-        }
+        if (layers.empty()) layers = usual_selecting(model.config().layers, model.pattern());
         std::int32_t rows = one.tokens;
         for (const std::int32_t layer : layers) {
             auto rule = uniprefill::selection_rule::fixed_ratio(asked.keep);
@@ -142,7 +154,7 @@ json divergence(const std::vector<float>& reference, const std::vector<float>& l
 /// @param reference  logits of the first dense run over these tokens, filled by it
 json measure(const variant& one, const prefill_options& asked, const cuda::cuda_model& model,
              std::vector<float>& reference) {
-    cuda::session session(model, session_for(one, asked, model.config()));
+    cuda::session session(model, session_for(one, asked, model));
     const std::vector<std::int32_t> tokens =
         random_tokens(one.tokens, model.config().vocab, asked.seed + static_cast<std::uint64_t>(one.tokens));
     static_cast<void>(session.prefill(tokens));
@@ -175,6 +187,10 @@ json measure(const variant& one, const prefill_options& asked, const cuda::cuda_
     for (std::size_t i = 0; i < stage_names.size(); ++i) {
         stages[stage_names[i]] = by_stage[i];
     }
+    json windows; // whose; none in models without
+    if (model.pattern().has(layer_kind::window)) {
+        windows = session.windows_by_cudnn() ? "cudnn" : "uniprefill";
+    }
     double lin = 0;
     for (const std::int32_t rows : session.rows_kept()) {
         lin += static_cast<double>(rows) / one.tokens / model.config().layers;
@@ -183,6 +199,7 @@ json measure(const variant& one, const prefill_options& asked, const cuda::cuda_
             {"mode", name_of(one.mode)},
             {"attention", name_of(one.attention)},
             {"counts", name_of(asked.counts)},
+            {"windows_before_drops", windows},
             {"left_alone", one.tokens < asked.min_length},
             {"ttft_ms", spread_of(device_ms)},
             {"wall_ms", spread_of(wall_ms)},
@@ -196,6 +213,22 @@ json measure(const variant& one, const prefill_options& asked, const cuda::cuda_
             {"share_of_rows", lin},
             {"rows_kept", session.rows_kept()},
             {"decisions", decisions_of(session)}};
+}
+
+/// What the shape's layers are, and where they aren't what the model of that name has.
+json layers_of(const std::string& shape, const layer_pattern& pattern) {
+    if (pattern.period == 1) return "full attention";
+    json made{{"full_attention", "last of " + std::to_string(pattern.period)}};
+    if (pattern.others == layer_kind::window) made["window"] = pattern.window;
+    if (pattern.others == layer_kind::linear) {
+        made["gated_delta_rule"] = {{"k_heads", pattern.linear_k_heads},
+                                    {"v_heads", pattern.linear_v_heads},
+                                    {"head_dim", cuda::gated_delta_call::head_dim}};
+    }
+    if (shape == "qwen3-next-like") {
+        made["ffn"] = "dense, of the width that a token activates of the model's experts: no routing";
+    }
+    return made;
 }
 
 json description(const prefill_options& asked, const cuda::cuda_model& model) {
@@ -223,7 +256,8 @@ json description(const prefill_options& asked, const cuda::cuda_model& model) {
               {"kv_heads", config.kv_heads},
               {"head_dim", config.head_dim},
               {"vocab", config.vocab},
-              {"rope_base", config.rope_base}}},
+              {"rope_base", config.rope_base},
+              {"layers_are", layers_of(asked.shape, model.pattern())}}},
             {"weight_bytes", model.bytes()},
             {"keep", asked.keep},
             {"blocks", asked.blocks},
@@ -255,7 +289,7 @@ void run_cuda_prefill(const options& chosen) {
         throw error("--attention", "uniprefill, as this program was built without cuDNN and its frontend",
                     "cudnn");
     }
-    const cuda::cuda_model model(config, asked.seed);
+    const cuda::cuda_model model(config, asked.seed, model_pattern("--shape", asked.shape));
     json figures = description(asked, model);
     figures["runs"] = json::array();
     std::printf("%s, %d layers, synthetic, on %s\n%9s %-6s %-10s %-8s %12s %12s %9s %6s\n",

@@ -3,6 +3,8 @@
 
 #include "engine/cuda/model.hpp"
 
+#include "engine/cuda/gated_delta.hpp"
+#include "engine/cuda/linear_rows.hpp"
 #include "engine/cuda/row_kernels.hpp"
 #include "engine/model/tensor_rows.hpp"
 
@@ -54,20 +56,47 @@ class random_weights {
                     nullptr);
         return made;
     }
-    static device_array<float> ones(std::int32_t count) {
+    static device_array<float> all(std::int32_t count, float value) {
         device_array<float> made(static_cast<std::size_t>(count));
-        fill(made.data(), count, 1.0f, nullptr);
+        fill(made.data(), count, value, nullptr);
         return made;
     }
+    static device_array<float> ones(std::int32_t count) { return all(count, 1.0f); }
 
   private:
     std::uint64_t seed_;
     std::uint64_t matrices_ = 0;
 };
 
+linear_weights random_linear(random_weights& random, const llama_config& config,
+                             const layer_pattern& pattern) {
+    const std::int64_t k = std::int64_t{pattern.linear_k_heads} * gated_delta_call::head_dim;
+    const std::int64_t v = std::int64_t{pattern.linear_v_heads} * gated_delta_call::head_dim;
+    linear_weights made;
+    made.in = random.of(2 * k + 2 * v + 2 * pattern.linear_v_heads, config.hidden,
+                        1 / std::sqrt(static_cast<double>(config.hidden)));
+    // Each row itself, and a little of those before.
+    const auto channels = static_cast<std::size_t>(2 * k + v);
+    std::vector<float> taps(channels * short_convolution_call::taps, 0.25f);
+    std::fill(taps.end() - static_cast<std::ptrdiff_t>(channels), taps.end(), 1.0f);
+    made.convolution = upload(taps);
+    // As training begins: rates from 1 to 16, steps from 0.001 to 0.1.
+    std::vector<float> rates;
+    std::vector<float> biases;
+    for (std::int32_t head = 0; head < pattern.linear_v_heads; ++head) {
+        const double place = (head + 0.5) / pattern.linear_v_heads;
+        rates.push_back(static_cast<float>(1 + 15 * place));
+        biases.push_back(static_cast<float>(std::log(std::expm1(0.001 * std::pow(100.0, place)))));
+    }
+    made.rate = upload(rates);
+    made.bias = upload(biases);
+    made.norm = random_weights::ones(gated_delta_call::head_dim);
+    return made;
+}
+
 } // namespace
 
-void check_sizes(const llama_config& config) {
+void check_sizes(const llama_config& config, const layer_pattern& pattern) {
     const auto need = [](const char* what, std::int32_t came, std::int32_t multiple) {
         if (came % multiple != 0) {
             throw error(std::string("--device cuda, ") + what, "a multiple of " + std::to_string(multiple),
@@ -77,8 +106,9 @@ void check_sizes(const llama_config& config) {
     need("hidden size", config.hidden, 8);
     need("FFN size", config.ffn, 8);
     need("rotated dimensions", config.rope_dims, 8);
-    if (config.head_dim != 64 && config.head_dim != 128) {
-        throw error("--device cuda, head dimension", "64 or 128", std::to_string(config.head_dim));
+    need("value heads of linear layers", pattern.linear_v_heads, 4); // rows start at 16 bytes
+    if (config.head_dim != 64 && config.head_dim != 128 && config.head_dim != 256) {
+        throw error("--device cuda, head dimension", "64, 128 or 256", std::to_string(config.head_dim));
     }
 }
 
@@ -103,10 +133,11 @@ cuda_model::cuda_model(const gguf& file)
     }
 }
 
-cuda_model::cuda_model(const llama_config& config, std::uint64_t seed)
+cuda_model::cuda_model(const llama_config& config, std::uint64_t seed, const layer_pattern& pattern)
     : config_(config)
+    , pattern_(pattern)
     , name_("random weights") {
-    check_sizes(config_);
+    check_sizes(config_, pattern_);
     random_weights random(seed);
     const double hidden = config.hidden;
     const std::int64_t q = std::int64_t{config.heads} * config.head_dim;
@@ -121,11 +152,26 @@ cuda_model::cuda_model(const llama_config& config, std::uint64_t seed)
         layer_weights layer;
         layer.attention_norm = random_weights::ones(config.hidden);
         layer.ffn_norm = random_weights::ones(config.hidden);
-        layer.qkv = random.of(q + 2 * kv, config.hidden, 1 / std::sqrt(hidden));
-        layer.output = random.of(config.hidden, q, residual / std::sqrt(static_cast<double>(q)));
+        std::int64_t mixed = q; // columns that the output projection reads
+        if (pattern.kind(l) == layer_kind::linear) {
+            layer.linear = random_linear(random, config, pattern);
+            mixed = std::int64_t{pattern.linear_v_heads} * gated_delta_call::head_dim;
+        } else {
+            layer.qkv = random.of(q + 2 * kv, config.hidden, 1 / std::sqrt(hidden));
+            if (pattern.head_norms) {
+                layer.q_norm = random_weights::ones(config.head_dim);
+                layer.k_norm = random_weights::ones(config.head_dim);
+            }
+            if (pattern.output_gate) layer.output_gate = random.of(q, config.hidden, 1 / std::sqrt(hidden));
+        }
+        layer.output = random.of(config.hidden, mixed, residual / std::sqrt(static_cast<double>(mixed)));
         layer.gate_up = random.of(2 * std::int64_t{config.ffn}, config.hidden, 1 / std::sqrt(hidden));
         layer.down =
             random.of(config.hidden, config.ffn, residual / std::sqrt(static_cast<double>(config.ffn)));
+        if (pattern.post_norms) {
+            layer.attention_post_norm = random_weights::all(config.hidden, static_cast<float>(residual));
+            layer.ffn_post_norm = random_weights::all(config.hidden, static_cast<float>(residual));
+        }
         layers_.push_back(std::move(layer));
     }
     check(cudaDeviceSynchronize(), "random weights");
@@ -134,8 +180,9 @@ cuda_model::cuda_model(const llama_config& config, std::uint64_t seed)
 std::size_t cuda_model::bytes() const {
     std::size_t total = embedding_.weights.bytes() + head_.weights.bytes();
     for (const layer_weights& layer : layers_) {
-        total += layer.qkv.weights.bytes() + layer.output.weights.bytes() + layer.gate_up.weights.bytes() +
-                 layer.down.weights.bytes();
+        total += layer.qkv.weights.bytes() + layer.output_gate.weights.bytes() +
+                 layer.linear.in.weights.bytes() + layer.output.weights.bytes() +
+                 layer.gate_up.weights.bytes() + layer.down.weights.bytes();
     }
     return total;
 }

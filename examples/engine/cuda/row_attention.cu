@@ -43,8 +43,10 @@ class row_attention_of final : public row_attention {
 
     template <class Cache>
     void attend(const attention_call& call, const Cache& k, const Cache& v, cudaStream_t on) {
+        uniprefill::attention_options options;
+        options.window = call.window;
         throw_if_failed(attention_.run(call.queries, uniprefill::key_source<bfloat16, Cache>{call.keys, k},
-                                       uniprefill::key_source<bfloat16, Cache>{call.values, v}, {},
+                                       uniprefill::key_source<bfloat16, Cache>{call.values, v}, options,
                                        call.batch, call.kept, call.lists, call.out, nullptr,
                                        {memory_.data(), memory_.bytes()}, on));
     }
@@ -68,8 +70,10 @@ std::unique_ptr<row_attention> make_row_attention(const uniprefill::limits& boun
         return std::make_unique<row_attention_of<64>>(bounds);
     case 128:
         return std::make_unique<row_attention_of<128>>(bounds);
+    case 256:
+        return std::make_unique<row_attention_of<256>>(bounds);
     default:
-        throw error("--device cuda, head dimension", "64 or 128", std::to_string(bounds.head_dim));
+        throw error("--device cuda, head dimension", "64, 128 or 256", std::to_string(bounds.head_dim));
     }
 }
 

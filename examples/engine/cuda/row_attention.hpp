@@ -25,6 +25,7 @@ struct attention_call {
     uniprefill::batch_view batch; ///< with this layer's cached_lens
     uniprefill::selection kept;
     uniprefill::block_lists lists;      ///< null offsets: every key is read
+    std::int32_t window = 0;            ///< original positions that a query sees; 0: all before
     const bfloat16* cached_k = nullptr; ///< [tokens, KV heads, head_dim], dense; null: nothing cached
     const bfloat16* cached_v = nullptr;
     uniprefill::head_rows<bfloat16> out; ///< rows as the queries'
@@ -38,7 +39,8 @@ class row_attention {
     virtual void run(const attention_call& call, cudaStream_t on) = 0;
 };
 
-/// Throws `uniprefill::error` on limits out of range, `error` for a head dimension other than 64 and 128.
+/// Throws `uniprefill::error` on limits out of range, `error` for a head dimension other than 64, 128 and
+/// 256.
 std::unique_ptr<row_attention> make_row_attention(const uniprefill::limits& bounds);
 
 } // namespace engine::cuda

@@ -3,28 +3,14 @@
 
 #include "engine/cuda/row_kernels.hpp"
 
+#include "engine/cuda/bf16x8.cuh"
 #include "engine/cuda/runtime.hpp"
-
-#include <cuda_bf16.h>
 
 namespace engine::cuda {
 
 namespace {
 
 constexpr int threads = 256;
-
-/// Eight bf16 numbers, moved at once.
-struct alignas(16) bf16x8 {
-    __nv_bfloat162 pairs[4];
-};
-static_assert(sizeof(bf16x8) == 16);
-
-__device__ bf16x8 load8(const bfloat16* from) {
-    return *reinterpret_cast<const bf16x8*>(from);
-}
-__device__ void store8(bfloat16* to, const bf16x8& values) {
-    *reinterpret_cast<bf16x8*>(to) = values;
-}
 
 /// The sum over a thread block, in every thread.
 __device__ float sum_of_block(float value) {
@@ -114,6 +100,23 @@ __device__ bf16x8 rotated(const bf16x8& values, const float2* angles) {
     return out;
 }
 
+/// Eight of a head's numbers; the lanes beside hold the others.
+__device__ bf16x8 normed_head(const bf16x8& values, const float* weight, std::int32_t head_dim,
+                              float epsilon) {
+    float numbers[8];
+    widen(values, numbers);
+    float squares = 0;
+    for (const float number : numbers) {
+        squares += number * number;
+    }
+    const float mean = sum_of_lanes(squares, head_dim / 8) / static_cast<float>(head_dim);
+    const float scale = rsqrtf(mean + epsilon);
+    for (int i = 0; i < 8; ++i) {
+        numbers[i] *= scale * weight[i];
+    }
+    return narrow(numbers);
+}
+
 __global__ void __launch_bounds__(threads) rope_kernel(const __grid_constant__ rope_call call) {
     const std::int64_t row = blockIdx.x;
     const std::int32_t alive = *call.alive;
@@ -129,6 +132,10 @@ __global__ void __launch_bounds__(threads) rope_kernel(const __grid_constant__ r
     for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x) * 8; i < elements; i += threads * 8) {
         bf16x8 values = load8(qkv + i);
         const std::int32_t dim = i % call.head_dim;
+        const float* const norm = i < call.q_elements ? call.q_norm : call.k_norm;
+        if (norm != nullptr && i < rotated_elements) {
+            values = normed_head(values, norm + dim, call.head_dim, call.norm_epsilon);
+        }
         if (i < rotated_elements && dim < call.rope_dims) values = rotated(values, angles + dim / 2);
         if (i < call.q_elements || (call.keys_in_place && i < rotated_elements)) store8(qkv + i, values);
         if (i >= call.q_elements && stored) {
@@ -142,9 +149,14 @@ __global__ void __launch_bounds__(threads) rope_kernel(const __grid_constant__ r
 __device__ float silu(float x) {
     return x / (1.0f + __expf(-x));
 }
+/// By tanh: 0.5 * (1 + tanh(y)) is the logistic function of 2y.
+__device__ float gelu(float x) {
+    return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
+}
 
+template <bool Gelu>
 __global__ void __launch_bounds__(threads)
-    swiglu_kernel(const bfloat16* gate_up, std::int32_t columns, bfloat16* out) {
+    gated_kernel(const bfloat16* gate_up, std::int32_t columns, bfloat16* out) {
     const std::int64_t row = blockIdx.x;
     const bfloat16* const gates = gate_up + row * 2 * columns;
     for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x) * 8; i < columns; i += threads * 8) {
@@ -154,9 +166,53 @@ __global__ void __launch_bounds__(threads)
         for (int pair = 0; pair < 4; ++pair) {
             const float2 g = __bfloat1622float2(gate.pairs[pair]);
             const float2 u = __bfloat1622float2(up.pairs[pair]);
-            values.pairs[pair] = __floats2bfloat162_rn(silu(g.x) * u.x, silu(g.y) * u.y);
+            const float2 gated = Gelu ? float2{gelu(g.x), gelu(g.y)} : float2{silu(g.x), silu(g.y)};
+            values.pairs[pair] = __floats2bfloat162_rn(gated.x * u.x, gated.y * u.y);
         }
         store8(out + row * columns + i, values);
+    }
+}
+
+__global__ void __launch_bounds__(threads)
+    sigmoid_kernel(bfloat16* x, const bfloat16* gate, std::int32_t columns) {
+    const std::int64_t row = blockIdx.x;
+    for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x) * 8; i < columns; i += threads * 8) {
+        float values[8];
+        float gates[8];
+        widen(load8(x + row * columns + i), values);
+        widen(load8(gate + row * columns + i), gates);
+        for (int at = 0; at < 8; ++at) {
+            values[at] *= sigmoid(gates[at]);
+        }
+        store8(x + row * columns + i, narrow(values));
+    }
+}
+
+__global__ void __launch_bounds__(threads)
+    add_norm_kernel(const bfloat16* x, const float* weight, float epsilon, std::int32_t hidden, float* sum) {
+    const std::int64_t row = blockIdx.x;
+    const bfloat16* const in = x + row * hidden;
+    float squares = 0;
+    float values[8];
+    for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x) * 8; i < hidden; i += threads * 8) {
+        widen(load8(in + i), values);
+        for (const float value : values) {
+            squares += value * value;
+        }
+    }
+    const float scale = 1.0f / sqrtf(sum_of_block(squares) / static_cast<float>(hidden) + epsilon);
+    for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x) * 8; i < hidden; i += threads * 8) {
+        widen(load8(in + i), values);
+        for (int half = 0; half < 2; ++half) {
+            float4* const to = reinterpret_cast<float4*>(sum + row * hidden + i) + half;
+            const float4 w = *reinterpret_cast<const float4*>(weight + i + half * 4);
+            float4 v = *to;
+            v.x += values[half * 4] * scale * w.x;
+            v.y += values[half * 4 + 1] * scale * w.y;
+            v.z += values[half * 4 + 2] * scale * w.z;
+            v.w += values[half * 4 + 3] * scale * w.w;
+            *to = v;
+        }
     }
 }
 
@@ -272,8 +328,28 @@ void rope_and_store(const rope_call& call, cudaStream_t on) {
 void swiglu(const bfloat16* gate_up, std::int32_t rows, std::int32_t columns, bfloat16* out,
             cudaStream_t on) {
     if (rows == 0) return;
-    swiglu_kernel<<<blocks(rows), threads, 0, on>>>(gate_up, columns, out);
+    gated_kernel<false><<<blocks(rows), threads, 0, on>>>(gate_up, columns, out);
     launched("swiglu");
+}
+
+void geglu(const bfloat16* gate_up, std::int32_t rows, std::int32_t columns, bfloat16* out, cudaStream_t on) {
+    if (rows == 0) return;
+    gated_kernel<true><<<blocks(rows), threads, 0, on>>>(gate_up, columns, out);
+    launched("geglu");
+}
+
+void multiply_by_sigmoid(bfloat16* x, const bfloat16* gate, std::int32_t rows, std::int32_t columns,
+                         cudaStream_t on) {
+    if (rows == 0) return;
+    sigmoid_kernel<<<blocks(rows), threads, 0, on>>>(x, gate, columns);
+    launched("gate");
+}
+
+void add_norm(const bfloat16* x, const float* weight, float epsilon, std::int32_t rows, std::int32_t hidden,
+              float* sum, cudaStream_t on) {
+    if (rows == 0) return;
+    add_norm_kernel<<<blocks(rows), threads, 0, on>>>(x, weight, epsilon, hidden, sum);
+    launched("norm");
 }
 
 void argmax(const float* logits, std::int32_t rows, std::int32_t vocab, std::int32_t* out, cudaStream_t on) {

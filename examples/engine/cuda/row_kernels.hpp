@@ -36,8 +36,11 @@ struct rope_call {
     std::int32_t rope_dims = 0;              ///< first dimensions of each head, a multiple of 8
     const std::int32_t* positions = nullptr; // [rows]
     const float2* table = nullptr;           // [table_positions, rope_dims / 2]
-    std::int32_t table_positions = 0;        ///< positions beyond count as the last
-    bfloat16* k_cache = nullptr;             // [capacity, kv_elements]
+    const float* q_norm = nullptr; ///< [head_dim] weights of a norm of each head before it; null: none
+    const float* k_norm = nullptr;
+    float norm_epsilon = 0;
+    std::int32_t table_positions = 0; ///< positions beyond count as the last
+    bfloat16* k_cache = nullptr;      // [capacity, kv_elements]
     bfloat16* v_cache = nullptr;
     std::int32_t capacity = 0;                ///< rows beyond it are not written
     const std::int32_t* cached_len = nullptr; ///< [1] where the first row goes
@@ -50,6 +53,17 @@ void rope_and_store(const rope_call& call, cudaStream_t on);
 
 /// out = gate * sigmoid(gate) * up; rows of @p gate_up hold gate and up side by side.
 void swiglu(const bfloat16* gate_up, std::int32_t rows, std::int32_t columns, bfloat16* out, cudaStream_t on);
+
+/// out = gelu(gate) * up, by tanh as Gemma has it.
+void geglu(const bfloat16* gate_up, std::int32_t rows, std::int32_t columns, bfloat16* out, cudaStream_t on);
+
+/// x = x * sigmoid(gate), both dense.
+void multiply_by_sigmoid(bfloat16* x, const bfloat16* gate, std::int32_t rows, std::int32_t columns,
+                         cudaStream_t on);
+
+/// sum += x / sqrt(mean(x^2) + epsilon) * weight: a residual connection behind a norm.
+void add_norm(const bfloat16* x, const float* weight, float epsilon, std::int32_t rows, std::int32_t hidden,
+              float* sum, cudaStream_t on);
 
 /// The first index of the largest logit of each row; -1 where one isn't finite.
 void argmax(const float* logits, std::int32_t rows, std::int32_t vocab, std::int32_t* out, cudaStream_t on);

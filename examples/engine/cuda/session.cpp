@@ -3,6 +3,7 @@
 
 #include "engine/cuda/session.hpp"
 
+#include "engine/cuda/linear_rows.hpp"
 #include "engine/cuda/row_kernels.hpp"
 
 #include <uniprefill/core/exceptions.hpp>
@@ -49,11 +50,14 @@ void copy_back(void* to, const void* from, std::size_t bytes, cudaStream_t on) {
 session::session(const cuda_model& model, session_options options)
     : model_(model)
     , config_(model.config())
+    , pattern_(model.pattern())
     , options_(std::move(options))
     , most_rows_(std::max(options_.prompt, options_.following))
     , q_elements_(config_.heads * config_.head_dim)
     , kv_elements_(config_.kv_heads * config_.head_dim)
     , qkv_elements_(q_elements_ + 2 * kv_elements_)
+    , linear_channels_((2 * pattern_.linear_k_heads + pattern_.linear_v_heads) * gated_delta_call::head_dim)
+    , linear_elements_(linear_channels_ + pattern_.linear_v_heads * (gated_delta_call::head_dim + 2))
     , capacity_(options_.prompt + options_.following)
     , prompt_tokens_(static_cast<std::size_t>(options_.prompt))
     , counts_(options_.selecting.size() + 1)
@@ -69,6 +73,9 @@ session::session(const cuda_model& model, session_options options)
     for (const auto& one : options_.selecting) {
         if (options_.counts == counts_kind::budget && one.rule.exact_rows() == 0) {
             throw error("--counts", "read where a layer's rule has no fixed budget", "budget");
+        }
+        if (pattern_.kind(one.layer) != layer_kind::full) {
+            throw error("selecting layers", "such with full attention", std::to_string(one.layer));
         }
         decisions_.push_back(one.layer);
     }
@@ -98,15 +105,29 @@ session::session(const cuda_model& model, session_options options)
     angles_ = device_array<float2>(count_of(capacity_, config_.rope_dims / 2));
     make_rope_table(capacity_, config_.rope_dims, static_cast<double>(config_.rope_base), angles_.data(),
                     nullptr);
+    if (pattern_.has(layer_kind::window)) {
+        window_angles_ = device_array<float2>(angles_.size());
+        make_rope_table(capacity_, config_.rope_dims, static_cast<double>(pattern_.window_rope_base),
+                        window_angles_.data(), nullptr);
+    }
     hidden_ = zeros<float>(count_of(rows, config_.hidden));
     normed_ = zeros<bfloat16>(count_of(rows, config_.hidden));
-    qkv_ = zeros<bfloat16>(count_of(rows, qkv_elements_));
-    attended_ = zeros<bfloat16>(count_of(rows, q_elements_));
-    gate_up_ = zeros<bfloat16>(count_of(rows, 2 * std::int64_t{config_.ffn}));
+    const bool linear = pattern_.has(layer_kind::linear);
+    const std::int32_t linear_out = pattern_.linear_v_heads * gated_delta_call::head_dim;
+    qkv_ = zeros<bfloat16>(count_of(rows, std::max(qkv_elements_, linear ? linear_elements_ : 0)));
+    attended_ = zeros<bfloat16>(count_of(rows, std::max(q_elements_, linear ? linear_out : 0)));
+    gate_up_ = zeros<bfloat16>(count_of(rows, std::max({2 * config_.ffn, linear ? linear_channels_ : 0,
+                                                        pattern_.output_gate ? q_elements_ : 0})));
     activated_ = zeros<bfloat16>(count_of(rows, config_.ffn));
     logits_ = zeros<float>(count_of(options_.following, config_.vocab));
-    k_ = zeros<bfloat16>(count_of(std::int64_t{config_.layers} * capacity_, kv_elements_));
-    v_ = zeros<bfloat16>(count_of(std::int64_t{config_.layers} * capacity_, kv_elements_));
+    std::int64_t stretches = pattern_.has(layer_kind::window) ? 1 : 0; // the first is theirs
+    for (std::int32_t layer = 0; layer < config_.layers; ++layer) {
+        cache_of_.push_back(pattern_.kind(layer) == layer_kind::full ? stretches++ : 0);
+    }
+    k_ = zeros<bfloat16>(count_of(stretches * capacity_, kv_elements_));
+    v_ = zeros<bfloat16>(count_of(stretches * capacity_, kv_elements_));
+    if (linear) make_linear();
+    if (dense_attention_ && pattern_.has(layer_kind::window)) find_windows();
     const auto layers = static_cast<std::size_t>(config_.layers);
     lengths_ = zeros<std::int32_t>(layers);
     entered_ = zeros<std::int32_t>(layers);
@@ -122,6 +143,23 @@ session::session(const cuda_model& model, session_options options)
     }
     prepare_prompt();
     check(cudaDeviceSynchronize(), "memory");
+}
+
+void session::make_linear() {
+    const std::int32_t heads = pattern_.linear_v_heads;
+    decays_ = zeros<float>(count_of(most_rows_, heads));
+    betas_ = zeros<float>(count_of(most_rows_, heads));
+    state_ = zeros<float>(count_of(heads, gated_delta_call::head_dim * gated_delta_call::head_dim));
+    delta_memory_ = device_array<std::byte>(gated_delta_bytes(most_rows_, 1, heads));
+}
+
+void session::find_windows() {
+    const head_rows<const bfloat16> keys{k_.data(),       kv_elements_,     config_.head_dim,
+                                         options_.prompt, config_.kv_heads, config_.head_dim};
+    windows_by_cudnn_ = dense_attention_->can(
+        queries(options_.prompt), keys, keys,
+        {attended_.data(), q_elements_, config_.head_dim, options_.prompt, config_.heads, config_.head_dim},
+        pattern_.window);
 }
 
 session::~session() {
@@ -172,6 +210,11 @@ bool session::selects(std::int32_t layer) const {
     return of_prompt_ && sparsity_ && sparsity_->selects(layer);
 }
 
+/// Whether a prompt's rows that enter may have gaps between their positions.
+bool session::dropped_before(std::int32_t layer) const {
+    return !decisions_.empty() && decisions_.front() < layer;
+}
+
 void session::mark(stage done) {
     if (by_stage_) clock_.mark(done, stream_);
 }
@@ -190,7 +233,7 @@ head_rows<const bfloat16> session::queries(std::int32_t rows) const {
 }
 
 bfloat16* session::cache(const device_array<bfloat16>& all, std::int32_t layer) const {
-    return all.data() + std::int64_t{layer} * capacity_ * kv_elements_;
+    return all.data() + cache_of_[static_cast<std::size_t>(layer)] * capacity_ * kv_elements_;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -216,6 +259,7 @@ void session::enter(std::int32_t layer) {
     rms_norm(hidden_.data(), weights.attention_norm.data(), config_.rms_epsilon, rows_, config_.hidden,
              nullptr, normed_.data(), stream_);
     mark(stage::rest);
+    if (pattern_.kind(layer) == layer_kind::linear) return enter_linear(layer);
     products_.multiply(weights.qkv, normed_.data(), rows_, qkv_.data(), stream_);
     mark(stage::products);
     rope_call call;
@@ -226,7 +270,7 @@ void session::enter(std::int32_t layer) {
     call.head_dim = config_.head_dim;
     call.rope_dims = config_.rope_dims;
     call.positions = rows.positions;
-    call.table = angles_.data();
+    call.table = (pattern_.kind(layer) == layer_kind::window ? window_angles_ : angles_).data();
     call.table_positions = capacity_;
     call.k_cache = cache(k_, layer);
     call.v_cache = cache(v_, layer);
@@ -235,12 +279,39 @@ void session::enter(std::int32_t layer) {
     call.alive = rows.cu_seqlens + rows.num_requests;
     call.entered = entered_.data() + layer;
     call.keys_in_place = !of_prompt_;
+    call.q_norm = weights.q_norm.data();
+    call.k_norm = weights.k_norm.data();
+    call.norm_epsilon = config_.rms_epsilon;
     rope_and_store(call, stream_);
     mark(stage::rest);
 }
 
+/// The same of a linear layer: q, k and v go to where the FFN's rows come later.
+void session::enter_linear(std::int32_t layer) {
+    const linear_weights& weights = model_.layers()[static_cast<std::size_t>(layer)].linear;
+    const uniprefill::batch_view rows = alive();
+    const std::int32_t heads = pattern_.linear_v_heads;
+    products_.multiply(weights.in, normed_.data(), rows_, qkv_.data(), stream_);
+    mark(stage::products);
+    short_convolution_call call;
+    call.in = qkv_.data();
+    call.in_stride = linear_elements_;
+    call.weights = weights.convolution.data();
+    call.channels = linear_channels_;
+    call.unit_channels = 2 * pattern_.linear_k_heads * gated_delta_call::head_dim;
+    call.cu_seqlens = rows.cu_seqlens;
+    call.requests = rows.num_requests;
+    call.rows = rows_;
+    call.out = gate_up_.data();
+    short_convolution(call, stream_);
+    delta_gates(qkv_.data() + linear_elements_ - 2 * heads, linear_elements_, weights.rate.data(),
+                weights.bias.data(), rows_, heads, betas_.data(), decays_.data(), stream_);
+    mark(stage::linear);
+}
+
 /// Which rows go on, and which blocks each head reads.
 void session::decide(std::int32_t layer) {
+    if (pattern_.kind(layer) != layer_kind::full) return;
     if (!of_prompt_ || !sparsity_ || !sparsity_->looks(layer)) return;
     const std::int32_t bound = sparsity_->rows().num_rows;
     const head_rows<const bfloat16> keys{cache(k_, layer), kv_elements_,    config_.head_dim, bound,
@@ -276,8 +347,9 @@ std::int32_t session::budget_after(std::size_t decision, std::int32_t rows) cons
 }
 
 void session::attend(std::int32_t layer) {
+    const bool windowed = pattern_.kind(layer) == layer_kind::window;
     const bool here = selects(layer);
-    const bool listed = of_prompt_ && sparsity_ && options_.lists.has_value();
+    const bool listed = of_prompt_ && sparsity_ && options_.lists.has_value() && !windowed;
     const std::int32_t key_rows = here ? rows_before_ : rows_;
     bfloat16* const k = cache(k_, layer);
     bfloat16* const v = cache(v_, layer);
@@ -295,8 +367,10 @@ void session::attend(std::int32_t layer) {
         call.cached_k = k;
         call.cached_v = v;
     }
-    if (of_prompt_ && !here && !listed && dense_attention_) {
-        dense_attention_->run(call.queries, call.keys, call.values, call.out, stream_);
+    call.window = windowed ? pattern_.window : 0;
+    const bool baseline = dense_attention_ && (!windowed || (windows_by_cudnn_ && !dropped_before(layer)));
+    if (of_prompt_ && !here && !listed && baseline) {
+        dense_attention_->run(call.queries, call.keys, call.values, call.out, call.window, stream_);
         if (recording_) record_layer(call);
         return;
     }
@@ -314,6 +388,58 @@ void session::attend(std::int32_t layer) {
     if (listed) call.lists = sparsity_->lists();
     row_attention_->run(call, stream_);
     if (recording_ && of_prompt_) record_layer(call);
+}
+
+/// The gated delta rule, over the rows that are alive.
+void session::attend_linear(std::int32_t layer) {
+    const linear_weights& weights = model_.layers()[static_cast<std::size_t>(layer)].linear;
+    const uniprefill::batch_view rows = alive();
+    const std::int64_t k_elements = std::int64_t{pattern_.linear_k_heads} * gated_delta_call::head_dim;
+    gated_delta_call call;
+    call.q = gate_up_.data();
+    call.k = call.q + k_elements;
+    call.v = call.k + k_elements;
+    call.q_stride = call.k_stride = call.v_stride = linear_channels_;
+    call.log_decay = decays_.data();
+    call.beta = betas_.data();
+    call.k_heads = pattern_.linear_k_heads;
+    call.v_heads = pattern_.linear_v_heads;
+    call.cu_seqlens = rows.cu_seqlens;
+    call.requests = rows.num_requests;
+    call.rows = rows_;
+    call.state = state_.data();
+    call.out = attended_.data();
+    call.out_stride = std::int64_t{call.v_heads} * gated_delta_call::head_dim;
+    gated_delta(call, delta_memory_.data(), delta_memory_.bytes(), stream_);
+    gated_norm(attended_.data(), qkv_.data() + linear_channels_, linear_elements_, weights.norm.data(),
+               config_.rms_epsilon, rows_, call.v_heads, stream_);
+    mark(stage::linear);
+}
+
+/// Of kept rows alone: where rows were dropped, the normed ones are those that entered.
+void session::gate_attended(std::int32_t layer) {
+    const layer_weights& weights = model_.layers()[static_cast<std::size_t>(layer)];
+    if (selects(layer)) {
+        rms_norm(hidden_.data(), weights.attention_norm.data(), config_.rms_epsilon, rows_, config_.hidden,
+                 nullptr, normed_.data(), stream_);
+        mark(stage::rest);
+    }
+    products_.multiply(weights.output_gate, normed_.data(), rows_, gate_up_.data(), stream_);
+    mark(stage::products);
+    multiply_by_sigmoid(attended_.data(), gate_up_.data(), rows_, q_elements_, stream_);
+    mark(stage::rest);
+}
+
+void session::add_to_hidden(const matrix& weights, const bfloat16* x, const device_array<float>& post_norm) {
+    if (post_norm.size() == 0) {
+        products_.multiply_add(weights, x, rows_, hidden_.data(), stream_);
+        return mark(stage::products);
+    }
+    products_.multiply(weights, x, rows_, normed_.data(), stream_);
+    mark(stage::products);
+    add_norm(normed_.data(), post_norm.data(), config_.rms_epsilon, rows_, config_.hidden, hidden_.data(),
+             stream_);
+    mark(stage::rest);
 }
 
 /// What a layer of a prompt read. Waits: only for runs that nobody times.
@@ -398,19 +524,22 @@ std::int64_t session::listed_pairs(const attention_call& call,
 void session::finish(std::int32_t layer) {
     const layer_weights& weights = model_.layers()[static_cast<std::size_t>(layer)];
     if (of_prompt_) rows_kept_[static_cast<std::size_t>(layer)] = rows_;
-    attend(layer);
-    mark(stage::attention);
-    products_.multiply_add(weights.output, attended_.data(), rows_, hidden_.data(), stream_);
-    mark(stage::products);
+    if (pattern_.kind(layer) == layer_kind::linear) {
+        attend_linear(layer);
+    } else {
+        attend(layer);
+        mark(stage::attention);
+        if (pattern_.output_gate) gate_attended(layer);
+    }
+    add_to_hidden(weights.output, attended_.data(), weights.attention_post_norm);
     rms_norm(hidden_.data(), weights.ffn_norm.data(), config_.rms_epsilon, rows_, config_.hidden, nullptr,
              normed_.data(), stream_);
     mark(stage::rest);
     products_.multiply(weights.gate_up, normed_.data(), rows_, gate_up_.data(), stream_);
     mark(stage::products);
-    swiglu(gate_up_.data(), rows_, config_.ffn, activated_.data(), stream_);
+    (pattern_.gelu ? geglu : swiglu)(gate_up_.data(), rows_, config_.ffn, activated_.data(), stream_);
     mark(stage::rest);
-    products_.multiply_add(weights.down, activated_.data(), rows_, hidden_.data(), stream_);
-    mark(stage::products);
+    add_to_hidden(weights.down, activated_.data(), weights.ffn_post_norm);
     if (of_prompt_ && !layer_ends_.empty()) layer_ends_[static_cast<std::size_t>(layer)].record(stream_);
 }
 
@@ -570,6 +699,7 @@ const prefill_times& session::prefill_by_stage(const std::vector<std::int32_t>& 
 
 void session::feed(const std::vector<std::int32_t>& tokens) {
     const auto rows = static_cast<std::int32_t>(tokens.size());
+    if (pattern_.period > 1) throw error("tokens after the prompt", "none of a hybrid", std::to_string(rows));
     if (rows < 1 || rows > options_.following || fed_ + rows > capacity_) {
         throw error("tokens after the prompt",
                     "1 to " + std::to_string(std::min(options_.following, capacity_ - fed_)),

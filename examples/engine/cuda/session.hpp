@@ -4,6 +4,7 @@
 
 #include "engine/app/prefill_options.hpp"
 #include "engine/cuda/dense_attention.hpp"
+#include "engine/cuda/gated_delta.hpp"
 #include "engine/cuda/model.hpp"
 #include "engine/cuda/row_attention.hpp"
 #include "engine/cuda/sparsity.hpp"
@@ -71,6 +72,11 @@ struct prefill_times {
 /// were dropped, too: those that are alive read those that are alive. At a selecting layer itself kept
 /// queries read keys of rows that are dropped there, and with lists each head reads its own: both are the
 /// library's.
+///
+/// Of hybrids a session reads prompts alone. Linear layers run over the rows that are alive; window layers
+/// see original positions, so they are the library's once rows were dropped. What nothing will read is not
+/// kept: window layers share one stretch of cache, linear layers have none and leave their last states
+/// nowhere.
 class session {
   public:
     /// @p model must outlive the session. Throws `error` or `uniprefill::error` on options out of range.
@@ -108,6 +114,8 @@ class session {
     std::vector<double> layer_ms() const;
     /// Kernels and copies of the graph that is the whole prefill; 0 without one.
     std::size_t graph_nodes() const { return whole_.nodes(); }
+    /// Whether cuDNN reads the windows of prompts that nothing was dropped from.
+    bool windows_by_cudnn() const { return windows_by_cudnn_; }
     /// Graphs recorded so far.
     std::size_t graphs() const { return (whole_ ? 1 : 0) + pieces_.size(); }
     const session_options& options() const { return options_; }
@@ -143,28 +151,40 @@ class session {
     void read_count(std::size_t decision);
     void start_prompt();
     void enter(std::int32_t layer);
+    void enter_linear(std::int32_t layer);
     void decide(std::int32_t layer);
     void finish(std::int32_t layer);
     void attend(std::int32_t layer);
+    void attend_linear(std::int32_t layer);
+    void gate_attended(std::int32_t layer);
+    void add_to_hidden(const matrix& weights, const bfloat16* x, const device_array<float>& post_norm);
     void record_layer(const attention_call& call);
     std::int64_t listed_pairs(const attention_call& call, const std::vector<std::int32_t>& queries) const;
     void put_logits(std::int32_t rows, const std::int32_t* ends);
     void mark(stage done);
     bool selects(std::int32_t layer) const;
+    bool dropped_before(std::int32_t layer) const;
     std::int32_t budget_after(std::size_t decision, std::int32_t rows) const;
     uniprefill::batch_view alive() const;
     uniprefill::head_rows<const bfloat16> queries(std::int32_t rows) const;
     bfloat16* cache(const device_array<bfloat16>& all, std::int32_t layer) const;
+    void make_linear();
+    void find_windows();
 
     const cuda_model& model_;
     const llama_config& config_;
+    const layer_pattern& pattern_;
     session_options options_;
     std::vector<std::int32_t> decisions_; ///< selecting layers
     std::int32_t most_rows_;
     std::int32_t q_elements_;
     std::int32_t kv_elements_;
     std::int32_t qkv_elements_;
-    std::int32_t capacity_; ///< rows of a layer's cache
+    std::int32_t linear_channels_;       ///< of q, k and v of linear layers
+    std::int32_t linear_elements_;       ///< all that they make of a row
+    std::int32_t capacity_;              ///< rows of a layer's cache
+    std::vector<std::int64_t> cache_of_; ///< [layers] which stretch of k_ and v_
+    bool windows_by_cudnn_ = false;
 
     stream stream_;
     products products_;
@@ -173,14 +193,18 @@ class session {
     std::unique_ptr<dense_attention> dense_attention_;
 
     device_array<float2> angles_;
+    device_array<float2> window_angles_;
     device_array<float> hidden_;         // [rows, hidden]
     device_array<bfloat16> normed_;      // [rows, hidden]
-    device_array<bfloat16> qkv_;         // [rows, q | k | v]
+    device_array<bfloat16> qkv_;         // [rows, q | k | v], or all of a linear layer
     device_array<bfloat16> attended_;    // [rows, heads * head_dim]
-    device_array<bfloat16> gate_up_;     // [rows, 2 * ffn]
+    device_array<bfloat16> gate_up_;     // [rows, 2 * ffn]; before the FFN, what attention keeps for later
     device_array<bfloat16> activated_;   // [rows, ffn]
     device_array<float> logits_;         // [following, vocab]
-    device_array<bfloat16> k_, v_;       // [layers, capacity, kv_elements]
+    device_array<bfloat16> k_, v_;       // [stretches, capacity, kv_elements]
+    device_array<float> decays_, betas_; // [rows, v_heads]
+    device_array<float> state_;          // [v_heads, 128, 128]
+    device_array<std::byte> delta_memory_;
     device_array<std::int32_t> lengths_; // [layers] rows of each cache before the step
     device_array<std::int32_t> entered_; // [layers] rows of the step
     device_array<std::int32_t> prompt_lengths_;

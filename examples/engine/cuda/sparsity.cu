@@ -144,8 +144,11 @@ std::unique_ptr<sparsity> make_sparsity(const sparsity_options& options) {
         return std::make_unique<sparsity_of<64>>(options);
     case 128:
         return std::make_unique<sparsity_of<128>>(options);
+    case 256:
+        return std::make_unique<sparsity_of<256>>(options);
     default:
-        throw error("--device cuda, head dimension", "64 or 128", std::to_string(options.bounds.head_dim));
+        throw error("--device cuda, head dimension", "64, 128 or 256",
+                    std::to_string(options.bounds.head_dim));
     }
 }
 

@@ -11,9 +11,9 @@
 namespace engine::cuda {
 
 /// What a forward pass spends time on.
-enum class stage : std::size_t { products, attention, look, rest };
-inline constexpr std::array<const char*, 4> stage_names = {"products", "attention", "look_and_select",
-                                                           "rest"};
+enum class stage : std::size_t { products, attention, look, rest, linear };
+inline constexpr std::array<const char*, 5> stage_names = {"products", "attention", "look_and_select", "rest",
+                                                           "linear_attention"};
 
 /// Events between the stages of a pass that is put onto a stream kernel by kernel. Waits between kernels
 /// count toward the stage that comes after them.
