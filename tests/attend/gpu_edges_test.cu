@@ -68,7 +68,8 @@ TEMPLATE_TEST_CASE("device attention: rows that read nothing, one block, or a si
             got = attend_there<TestType>(what, device);
             check_on_device(what, {got}, uniprefill_test::scaled(16, 4));
             for (std::size_t head = 0; head < 8; ++head) {
-                REQUIRE(std::abs(got.lse[head] - what.sinks[head]) <= 1e-4f + 1e-6f * std::abs(what.sinks[head]));
+                REQUIRE(std::abs(got.lse[head] - what.sinks[head]) <=
+                        1e-4f + 1e-6f * std::abs(what.sinks[head]));
             }
             what.options.params.sink_logits = nullptr;
         }
