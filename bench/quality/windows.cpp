@@ -23,7 +23,9 @@ const std::vector<stream> streams = {
     {"law", {2.13, 2.37, 2.96}},
 };
 
-std::vector<std::int32_t> read_tokens(const std::string& path) {
+} // namespace
+
+std::vector<std::int32_t> read_stream(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
     if (!file) throw engine::error("--data", "a folder with " + path, "no such file");
     const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
@@ -38,13 +40,11 @@ std::vector<std::int32_t> read_tokens(const std::string& path) {
     return tokens;
 }
 
-} // namespace
-
 std::vector<window> read_windows(const std::string& folder) {
     constexpr std::int64_t length = prompt_tokens + fed_tokens;
     std::vector<window> windows;
     for (const stream& of : streams) {
-        const std::vector<std::int32_t> tokens = read_tokens(folder + "/" + of.name + ".i32");
+        const std::vector<std::int32_t> tokens = read_stream(folder + "/" + of.name + ".i32");
         const auto total = static_cast<std::int64_t>(tokens.size());
         if (total < length) {
             throw engine::error(std::string("stream ") + of.name,
