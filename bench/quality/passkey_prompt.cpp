@@ -45,8 +45,8 @@ passkey_prompt make_passkey_prompt(const encoder& encode, const std::vector<std:
     }
     made.depth = (trial + 0.5) / trials;
     made.position = static_cast<std::int64_t>(std::floor(made.depth * static_cast<double>(around)));
-    const auto start = text.begin() + static_cast<std::int64_t>(
-                                          random() % static_cast<std::uint64_t>(held - around + 1));
+    const auto start =
+        text.begin() + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(held - around + 1));
     made.tokens.assign(start, start + made.position);
     made.tokens.insert(made.tokens.end(), sentence.begin(), sentence.end());
     made.tokens.insert(made.tokens.end(), start + made.position, start + around);

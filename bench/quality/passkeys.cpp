@@ -237,8 +237,8 @@ void run(const arguments& chosen) {
         json& of = results["lengths"][std::to_string(length)];
         if (of.is_null()) of = {{"summary", json::object()}, {"trials", json::array()}};
         for (std::int32_t trial = 0; trial < chosen.trials; ++trial) {
-            const passkey_prompt prompt = quality_bench::make_passkey_prompt(encode, essays, length, trial,
-                                                                             chosen.trials, chosen.seed);
+            const passkey_prompt prompt =
+                quality_bench::make_passkey_prompt(encode, essays, length, trial, chosen.trials, chosen.seed);
             const auto place = static_cast<std::size_t>(trial);
             if (of["trials"].size() <= place) {
                 of["trials"].push_back({{"trial", trial},

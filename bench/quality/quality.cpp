@@ -37,6 +37,7 @@ struct arguments {
     std::string data;
     std::string out = "quality.json";
     std::string commit;
+    std::string between;  ///< a file for the essays' text between windows, instead of measuring
     std::string tokenize; ///< a list of text files to turn into a stream, instead of measuring
     std::vector<std::string> policy_files;
     bool chunks = false;            ///< chunk_rules() instead of known_rules()
@@ -61,6 +62,8 @@ arguments parse(int argc, char** argv) {
             made.commit = value;
         } else if (name == "--tokenize") {
             made.tokenize = value;
+        } else if (name == "--between") {
+            made.between = value;
         } else if (name == "--policy") {
             made.policy_files.push_back(value);
         } else if (name == "--rules") {
@@ -88,7 +91,8 @@ arguments parse(int argc, char** argv) {
         } else {
             throw engine::error(
                 "argument",
-                "--model --data --out --commit --threads --rules --rule --policy --arithmetic --tokenize",
+                "--model --data --out --commit --threads --rules --rule --policy --arithmetic --tokenize "
+                "--between",
                 name);
         }
     }
@@ -117,6 +121,16 @@ void tokenize(const arguments& chosen) {
         }
     }
     if (!out.flush()) throw engine::error("--out", "a file that can be written", chosen.out);
+}
+
+/// Text of the streams that no window holds, for a calibration that is judged on the windows.
+void write_between(const arguments& chosen) {
+    const engine::tokenizer words(engine::gguf::open(chosen.model));
+    std::ofstream out(chosen.between, std::ios::binary);
+    for (const std::int32_t token : quality_bench::essays_between_windows(chosen.data)) {
+        out << words.bytes_of(token);
+    }
+    if (!out.flush()) throw engine::error("--between", "a file that can be written", chosen.between);
 }
 
 /// Of all threads of this process, which neighbours on a busy machine lengthen little.
@@ -318,7 +332,9 @@ void run(const arguments& chosen) {
 int main(int argc, char** argv) {
     try {
         const arguments chosen = parse(argc, argv);
-        if (chosen.tokenize.empty()) {
+        if (!chosen.between.empty()) {
+            write_between(chosen);
+        } else if (chosen.tokenize.empty()) {
             run(chosen);
         } else {
             tokenize(chosen);

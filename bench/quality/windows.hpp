@@ -29,4 +29,7 @@ std::vector<std::int32_t> read_stream(const std::string& path);
 /// is missing or short.
 std::vector<window> read_windows(const std::string& folder);
 
+/// The tokens of the essays that no window holds, stretch after stretch: for what mustn't have seen them.
+std::vector<std::int32_t> essays_between_windows(const std::string& folder);
+
 } // namespace quality_bench

@@ -2,6 +2,7 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 #pragma once
 
+#include "engine/app/calibrate_options.hpp"
 #include "engine/app/policy.hpp"
 #include "engine/app/sampling.hpp"
 #include "engine/app/serve_options.hpp"
@@ -15,7 +16,7 @@
 
 namespace engine {
 
-enum class command { compare, generate, inspect, serve_sim };
+enum class command { calibrate, compare, generate, inspect, serve_sim };
 
 using cpu::arithmetic; ///< what the matrix products compute in
 
@@ -61,6 +62,7 @@ struct options {
     std::string out = "uniprefill-report";
     bool json = false;
     serve_options serve; ///< serve-sim
+    calibrate_options calibrate;
 };
 
 /// A command line as understood: either something to do, or a text (help, version) to print before exit code
