@@ -114,7 +114,7 @@ void run_calibrate(const options& chosen) {
     found.evaluations = search.evaluations();
     until = limit;
     for (const calibrating::choice& one :
-         calibrating::baseline_choices(config.layers, found.best.choice.lists)) {
+         calibrating::fixed_list_choices(config.layers, found.best.choice.lists)) {
         const auto measured = trial.run(one);
         if (!measured) break;
         found.baseline.push_back({one, *measured});

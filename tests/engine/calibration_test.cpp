@@ -127,9 +127,9 @@ TEST_CASE("calibration: choices in words and as policies") {
     CHECK(made.rules[0].rule.scope == uniprefill::mass_scope::free);
     REQUIRE(made.lists);
     CHECK(near(engine::share_of(made.lists->rule), 0.99));
-    CHECK(calibration::baseline_choices(6, 0).empty());
-    CHECK(calibration::baseline_choices(30, 2).size() == 5);
-    CHECK(describe(calibration::baseline_choices(12, 2)[2]) == "7:0.98 + lists 0.99");
+    CHECK(calibration::fixed_list_choices(6, 0).empty());
+    CHECK(calibration::fixed_list_choices(30, 2).size() == 5);
+    CHECK(describe(calibration::fixed_list_choices(12, 2)[2]) == "7:0.98 + lists 0.99");
 }
 
 TEST_CASE("calibration: what is shared with the adopted choice changes no figure") {

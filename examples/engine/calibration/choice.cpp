@@ -35,6 +35,21 @@ policy policy_of(const choice& chosen, const policy& base) {
     return made;
 }
 
+std::vector<choice> fixed_list_choices(std::int32_t layers, std::int8_t lists) {
+    std::vector<choice> made;
+    const policy list = fixed_list(layers);
+    if (list.rules.empty()) return made;
+    for (std::size_t step = 1; step <= choice::layer_shares.size(); ++step) {
+        choice one = dense_choice(layers);
+        one.lists = lists;
+        for (const layer_rule& rule : list.rules) {
+            one.steps[static_cast<std::size_t>(rule.layer)] = static_cast<std::int8_t>(step);
+        }
+        made.push_back(one);
+    }
+    return made;
+}
+
 std::int32_t first_difference(const choice& a, const choice& b) {
     if (a.lists != b.lists) return 0;
     const auto differs = std::mismatch(a.steps.begin(), a.steps.end(), b.steps.begin()).first;

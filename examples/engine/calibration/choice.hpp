@@ -31,6 +31,10 @@ struct choice {
 /// Nothing dropped in a model of @p layers layers.
 choice dense_choice(std::int32_t layers);
 
+/// The fixed list for models that nobody has measured, from little to much dropped; none where the model has
+/// too few layers for one.
+std::vector<choice> fixed_list_choices(std::int32_t layers, std::int8_t lists);
+
 /// The policy that @p chosen says; everything else as in @p base, whose rules and lists are replaced.
 policy policy_of(const choice& chosen, const policy& base);
 

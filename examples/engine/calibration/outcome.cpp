@@ -48,21 +48,6 @@ std::string work_text(const work& of) {
 
 } // namespace
 
-std::vector<choice> baseline_choices(std::int32_t layers, std::int8_t lists) {
-    std::vector<choice> made;
-    const policy list = fixed_list(layers);
-    if (list.rules.empty()) return made;
-    for (std::size_t step = 1; step <= choice::layer_shares.size(); ++step) {
-        choice one = dense_choice(layers);
-        one.lists = lists;
-        for (const layer_rule& rule : list.rules) {
-            one.steps[static_cast<std::size_t>(rule.layer)] = static_cast<std::int8_t>(step);
-        }
-        made.push_back(one);
-    }
-    return made;
-}
-
 std::optional<double> baseline_at_equal_work(const outcome& found) {
     std::vector<const score*> points;
     for (const measured_choice& one : found.baseline) {

@@ -32,10 +32,6 @@ struct outcome {
     std::vector<measured_choice> baseline; ///< the fixed list at several p, lists as in the best
 };
 
-/// The fixed list's choices that a result is compared with, from little to much dropped; none where the model
-/// has too few layers for one.
-std::vector<choice> baseline_choices(std::int32_t layers, std::int8_t lists);
-
 /// The baseline's divergence at the best choice's work, on a straight line between the logarithms of the
 /// nearest two; none where that lies outside of what was measured.
 std::optional<double> baseline_at_equal_work(const outcome& found);

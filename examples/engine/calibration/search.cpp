@@ -19,6 +19,8 @@ constexpr auto last_list_step = static_cast<std::int8_t>(choice::list_shares.siz
 
 /// Smaller gains aren't worth a change: the windows are few.
 constexpr double least_gain = 0.002;
+/// What the fixed list may spend of the wanted divergence for the search to begin there.
+constexpr double begin_within = 0.4;
 /// How far above the wanted divergence single moves may go before they are repaired.
 constexpr double most_excess = 1.5;
 
@@ -104,6 +106,26 @@ bool search::probe() {
     return true;
 }
 
+/// Where the descent begins.
+bool search::begin() {
+    const choice* from = nullptr;
+    const std::vector<choice> fixed = fixed_list_choices(layers_, 0);
+    for (const choice& one : fixed) {
+        const score* measured = measure(one);
+        if (measured == nullptr) return false;
+        if (measured->kl > begin_within * options_.divergence) break;
+        from = &one;
+    }
+    if (from == nullptr) return true;
+    for (coordinate layer = 0; layer < static_cast<coordinate>(layers_); ++layer) {
+        const bool there = std::find(kept_.begin(), kept_.end(), layer) != kept_.end();
+        if (from->steps[layer] != 0 && !there) kept_.push_back(layer);
+    }
+    std::sort(kept_.begin(), kept_.end());
+    accept(*from, seen_.at(*from), "from");
+    return true;
+}
+
 /// Work saved for each nat, from where the search is.
 double search::ratio(const score& next) const {
     return (at_.work.total - next.work.total) / std::max(next.kl - at_.kl, options_.divergence * 1e-3);
@@ -116,13 +138,7 @@ bool search::descend() {
     };
     std::vector<option> open;
     for (const coordinate at : kept_) {
-        double expected = std::numeric_limits<double>::max(); // lists, which are cheap to try
-        for (const layer_probe& probe : probes_) {
-            if (static_cast<coordinate>(probe.layer) != at) continue;
-            expected =
-                (1 - probe.measured.work.total) / std::max(probe.measured.kl, options_.divergence * 1e-3);
-        }
-        open.push_back({at, expected});
+        open.push_back({at, std::numeric_limits<double>::max()}); // all are measured once
     }
     while (!open.empty()) {
         std::stable_sort(open.begin(), open.end(),
@@ -234,7 +250,7 @@ bool search::run() {
     std::sort(kept_.begin(), kept_.end());
     if (options_.lists) kept_.push_back(lists());
 
-    if (!descend()) return false;
+    if (!begin() || !descend()) return false;
     for (double before = 1; best().measured.work.total < before;) {
         before = best().measured.work.total;
         if (!refine() || !repair() || !descend()) return false;

@@ -57,8 +57,9 @@ class search {
 
     /// Measures what each candidate does alone. @return whether time sufficed
     bool probe();
-    /// Takes the step that saves most for its harm until none fits, then moves single coordinates while that
-    /// helps. @return whether time sufficed
+    /// From the fixed list, if that is well within the divergence, else from the dense run: takes the step
+    /// that saves most for its harm until none fits, then moves single coordinates while that helps. @return
+    /// whether time sufficed
     bool run();
 
     const std::vector<layer_probe>& probes() const { return probes_; }
@@ -81,6 +82,7 @@ class search {
     double ratio(const score& next) const;
     double price(const score& of) const { return of.work.total + of.kl * slope_; }
 
+    bool begin();
     bool descend();
     bool refine();
     bool repair();
