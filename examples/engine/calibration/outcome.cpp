@@ -70,12 +70,13 @@ std::optional<double> baseline_at_equal_work(const outcome& found) {
 policy policy_of(const outcome& found, const policy& base) {
     policy made = policy_of(found.best.choice, base);
     const score& at = found.best.measured;
-    made.name = "calibrated for " + (found.model.empty() ? "an unnamed model" : found.model);
+    made.name = "calibrated: " + describe(found.best.choice);
     made.name.resize(std::min<std::size_t>(made.name.size(), 200));
     const std::string windows =
         std::to_string(found.begins.size()) + " windows of " + with_commas(found.tokens) + " tokens";
-    made.comment = "Found by a search on " + windows + ", seed " + std::to_string(found.seed) +
-                   ", wanted divergence " + short_number(found.divergence) +
+    made.comment = "Found by a search for " + (found.model.empty() ? "an unnamed model" : found.model) +
+                   " on " + windows + ", seed " + std::to_string(found.seed) + ", wanted divergence " +
+                   short_number(found.divergence) +
                    (found.complete ? "." : "; the time limit ended it early.");
     made.comment += "\nThere: KL(dense || sparsified) mean " + significant(at.kl, 3) + ", worst window " +
                     significant(at.kl_max, 3) + " nats; " + work_text(at.work) + " at " +
