@@ -6,6 +6,7 @@
 #include "engine/app/number_text.hpp"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <random>
 #include <utility>
@@ -19,10 +20,22 @@ constexpr auto last_list_step = static_cast<std::int8_t>(choice::list_shares.siz
 
 /// Smaller gains aren't worth a change: the windows are few.
 constexpr double least_gain = 0.002;
-/// What the fixed list may spend of the wanted divergence for the search to begin there.
-constexpr double begin_within = 0.4;
+/// What a guess may spend of the wanted divergence for the search to begin there, and how many are tried.
+constexpr double begin_within = 0.6;
+constexpr int most_guesses = 6;
+/// What a step down the ladder harms and saves, as a share of the last step; of no more use than to guess.
+constexpr std::array<double, 6> harm_shares = {0, 0.08, 0.15, 0.3, 0.55, 1};
+constexpr std::array<double, 6> saving_shares = {0, 0.5, 0.62, 0.75, 0.88, 1};
 /// How far above the wanted divergence single moves may go before they are repaired.
 constexpr double most_excess = 1.5;
+
+double share_of_harm(int step) {
+    return harm_shares[static_cast<std::size_t>(step)];
+}
+
+double share_of_saving(int step) {
+    return saving_shares[static_cast<std::size_t>(step)];
+}
 
 std::string figures(const score& of) {
     return "KL " + fixed(of.kl, 4) + ", work " + fixed(of.work.total, 3) + " (lin " + fixed(of.work.lin, 3) +
@@ -106,23 +119,66 @@ bool search::probe() {
     return true;
 }
 
-/// Where the descent begins.
+/// A choice that should spend @p harm, were harms and savings of layers what they are alone: a guess that
+/// costs no run.
+choice search::guess(double harm) const {
+    choice made = dense_choice(layers_);
+    double spent = 0;
+    while (true) {
+        choice best = made;
+        double best_ratio = 0;
+        double best_harm = 0;
+        const double work = guessed_work(made);
+        for (const layer_probe& probe : probes_) {
+            const auto at = static_cast<coordinate>(probe.layer);
+            const std::int8_t step = made.steps[at];
+            if (step == last_layer_step || std::find(kept_.begin(), kept_.end(), at) == kept_.end()) continue;
+            const choice next = with_step(made, at, static_cast<std::int8_t>(step + 1));
+            const double added = std::max(probe.measured.kl, options_.divergence * 1e-3) *
+                                 (share_of_harm(step + 1) - share_of_harm(step));
+            const double ratio = (work - guessed_work(next)) / added;
+            if (spent + added <= harm && ratio > best_ratio) {
+                best = next;
+                best_ratio = ratio;
+                best_harm = added;
+            }
+        }
+        if (best == made) return made;
+        made = best;
+        spent += best_harm;
+    }
+}
+
+/// Rows that each layer leaves to the ones after it, as it leaves alone.
+double search::guessed_work(const choice& of) const {
+    double left = 1;
+    double sum = 0;
+    auto probe = probes_.begin();
+    for (std::int32_t layer = 0; layer < layers_; ++layer) {
+        if (probe != probes_.end() && probe->layer == layer) {
+            const double after = static_cast<double>(layers_ - layer) / layers_;
+            const double saved = std::clamp((1 - probe->measured.work.total) / after, 0.0, 1.0);
+            left *= 1 - saved * share_of_saving(of.steps[static_cast<std::size_t>(layer)]);
+            ++probe;
+        }
+        sum += left;
+    }
+    return sum / layers_;
+}
+
+/// Where the descent begins: a guess within the divergence, but not far within it.
 bool search::begin() {
-    const choice* from = nullptr;
-    const std::vector<choice> fixed = fixed_list_choices(layers_, 0);
-    for (const choice& one : fixed) {
-        const score* measured = measure(one);
+    double harm = options_.divergence;
+    for (int attempt = 0; attempt < most_guesses; ++attempt, harm *= 0.5) {
+        const choice guessed = guess(harm);
+        if (guessed == now_) break;
+        const score* measured = measure(guessed);
         if (measured == nullptr) return false;
-        if (measured->kl > begin_within * options_.divergence) break;
-        from = &one;
+        calls_.say("guess: " + describe(guessed) + ": " + figures(*measured));
+        if (measured->kl > begin_within * options_.divergence) continue;
+        accept(guessed, *measured, "from");
+        break;
     }
-    if (from == nullptr) return true;
-    for (coordinate layer = 0; layer < static_cast<coordinate>(layers_); ++layer) {
-        const bool there = std::find(kept_.begin(), kept_.end(), layer) != kept_.end();
-        if (from->steps[layer] != 0 && !there) kept_.push_back(layer);
-    }
-    std::sort(kept_.begin(), kept_.end());
-    accept(*from, seen_.at(*from), "from");
     return true;
 }
 

@@ -57,9 +57,8 @@ class search {
 
     /// Measures what each candidate does alone. @return whether time sufficed
     bool probe();
-    /// From the fixed list, if that is well within the divergence, else from the dense run: takes the step
-    /// that saves most for its harm until none fits, then moves single coordinates while that helps. @return
-    /// whether time sufficed
+    /// From a guess of what layers do together, takes the step that saves most for its harm until none fits,
+    /// then moves single coordinates while that helps. @return whether time sufficed
     bool run();
 
     const std::vector<layer_probe>& probes() const { return probes_; }
@@ -82,6 +81,8 @@ class search {
     double ratio(const score& next) const;
     double price(const score& of) const { return of.work.total + of.kl * slope_; }
 
+    choice guess(double harm) const;
+    double guessed_work(const choice& of) const;
     bool begin();
     bool descend();
     bool refine();
