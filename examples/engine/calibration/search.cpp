@@ -24,8 +24,8 @@ constexpr double least_gain = 0.002;
 constexpr double begin_within = 0.6;
 constexpr int most_guesses = 6;
 /// What a step down the ladder harms and saves, as a share of the last step; of no more use than to guess.
-constexpr std::array<double, 6> harm_shares = {0, 0.08, 0.15, 0.3, 0.55, 1};
-constexpr std::array<double, 6> saving_shares = {0, 0.5, 0.62, 0.75, 0.88, 1};
+constexpr std::array<double, 6> harm_shares = {0, 0.05, 0.1, 0.2, 0.45, 1};
+constexpr std::array<double, 6> saving_shares = {0, 0.2, 0.3, 0.45, 0.75, 1};
 /// How far above the wanted divergence single moves may go before they are repaired.
 constexpr double most_excess = 1.5;
 
