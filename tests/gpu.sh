@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The uniprefill authors
 #
-# GPU tests and benchmarks: built here, run here or on another machine.
+# GPU tests, benchmarks and the example engine: built here, run here or on another machine.
 set -euo pipefail
 
 usage() {
@@ -61,27 +61,27 @@ tree=build/gpu/tree bin=build/gpu/bin
 
 build() {
     command -v nvcc >/dev/null || refuse "nvcc on the PATH expected, there is none"
-    cmake -S . -B $tree -G Ninja -Wno-dev -DCMAKE_BUILD_TYPE=Release -DUNIPREFILL_CUDA=ON -DUNIPREFILL_BUILD_EXAMPLES=OFF \
+    cmake -S . -B $tree -G Ninja -Wno-dev -DCMAKE_BUILD_TYPE=Release -DUNIPREFILL_CUDA=ON \
         -DUNIPREFILL_BUILD_DOCS=OFF -DCMAKE_CUDA_ARCHITECTURES="$arch" -DCMAKE_CUDA_RUNTIME_LIBRARY=Static \
         -DCMAKE_RUNTIME_OUTPUT_DIRECTORY="$PWD/$bin" -DCMAKE_BUILD_RPATH='$ORIGIN' -DCMAKE_EXE_LINKER_FLAGS=-s
     local targets
     mapfile -t targets < <(ninja -C $tree -t targets all |
-        sed -nE 's/^(uniprefill_(test_gpu\.|bench_.*(cuda|gpu))[^:]*): phony$/\1/p' | sort)
+        sed -nE 's/^(uniprefill-engine|uniprefill_(test_gpu\.|bench_.*(cuda|gpu))[^:]*): phony$/\1/p' | sort)
     cmake --build $tree -j "$jobs" --target "${targets[@]}"
     # Libraries that machines with a driver alone don't have.
     local library
-    for library in $(cd $bin && ldd uniprefill_* | awk '$1 ~ /^lib(benchmark|gomp)\.so/ { print $3 }' | sort -u); do
+    for library in $(cd $bin && ldd uniprefill* | awk '$1 ~ /^lib(benchmark|dnnl|gomp|OpenCL)\.so/ { print $3 }' | sort -u); do
         [ "$library" -ef "$bin/${library##*/}" ] || cp -L "$library" $bin/
     done
     git describe --always --dirty --abbrev=12 >$bin/commit || echo unknown >$bin/commit
     ls -sh $bin
 }
 
-# NCCL where Python keeps it.
-use_nccl_of_python() {
-    local folder
-    folder=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null) || return 0
-    export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder/lib
+# NCCL, cuBLASLt, cuDNN and the CUDA runtime where Python keeps them.
+use_libraries_of_python() {
+    local folders
+    folders=$(python3 -c 'import glob, nvidia; print(":".join(f for path in nvidia.__path__ for f in sorted(glob.glob(path + "/*/lib"))))' 2>/dev/null) || return 0
+    export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folders
 }
 
 executables() { # KIND
@@ -110,10 +110,12 @@ judge() { # NAME COMMAND...: runs it, one line, its output only where it fails
 # of each of its loops. Left out on purpose:
 #   estimator   the longest of three n but for two head dimensions; 40,000 tokens stand for 2 million, a small pool for one of
 #               2^31 elements (offsets of 64 bits are a matter of the full run)
+#   attend      three of five numbers of heads of each combination, half of the kinds of steps, other grids and packings
 #   selector    20,000 blocks stand for 262,144, 300 requests for 4,096
 #   rows        tensors of more than 2^31 elements; the longest rows in tens instead of hundreds
 #   facade      most tests with revival alone
 #   comm_nccl   whole: its kernels are NCCL's and the facade's
+#   engine      whole: its kernels are cuBLAS's, cuDNN's, engine_operators' and the library's
 # racecheck counts the barriers that each warp has passed. It can't follow warps that pass different numbers of them (named
 # barriers), nor one lane that arrives at an mbarrier for its warp: it reports hazards in the plainest such kernel. What
 # threads share in the kernels is kept within groups whose numbers agree, and all lanes arrive.
@@ -128,7 +130,7 @@ sanitized() { # TOOL TEST
 run() {
     local tests test tool
     tests=$(executables test_gpu.)
-    use_nccl_of_python
+    use_libraries_of_python
     for test in $tests; do
         judge "${test##*/uniprefill_test_}" "$test"
     done
@@ -136,7 +138,7 @@ run() {
         command -v compute-sanitizer >/dev/null || refuse "compute-sanitizer on the PATH expected (or --quick), there is none"
         for tool in memcheck racecheck initcheck synccheck; do
             for test in $tests; do
-                [[ $test == *comm_nccl ]] || sanitized $tool "$test"
+                [[ $test == *comm_nccl || $test == *gpu.engine ]] || sanitized $tool "$test"
             done
         done
     fi

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The uniprefill authors
 
-// The CUDA selector alone, beside what sorting the same masses takes (CUB) and what a launch costs at all.
+// The CUDA selector and lister alone, beside what sorting the same masses takes (CUB) and what a launch costs
+// at all.
 //
 // Time: microseconds of one call among 200 in a graph, everything in L2. "flushed_us": the median of single
 // calls after 256 MiB were overwritten, between two events; the events' own cost is in it, and in the empty
@@ -9,6 +10,7 @@
 
 #include "../support/device_timer.cuh"
 
+#include <uniprefill/select/block_lister.cuh>
 #include <uniprefill/select/selector.cuh>
 
 #include <benchmark/benchmark.h>
@@ -237,6 +239,38 @@ void add_select(const shape& what, const std::string& rule_name, const up::selec
     });
 }
 
+/// Block lists of one segment: @p lists of them, each of the masses of @p group query heads.
+void add_lists(const shape& what, std::int32_t lists, std::int32_t group, const std::string& rule_name,
+               const up::selection_rule& rule, const up::cuda_device& device) {
+    const std::string heads = std::to_string(lists) + "lists/heads:" + std::to_string(group);
+    add("lists/" + name_of(what) + "/" + heads + "/" + rule_name, [=](benchmark::State& state) {
+        const problem step(what, rule);
+        up::limits bounds = step.bounds;
+        bounds.num_heads = lists * group;
+        bounds.num_kv_heads = lists;
+        const std::int64_t stride = bounds.max_blocks();
+        const array<std::int64_t> free(draw(what, stride * bounds.num_heads));
+        const array<std::int64_t> forced(
+            std::vector<std::int64_t>(static_cast<std::size_t>(stride * bounds.num_heads)));
+        const array<std::int64_t> faults(std::vector<std::int64_t>(1));
+        up::workspace counting;
+        static_cast<void>(up::block_lists::carve(counting, bounds, lists, up::memory_space::device));
+        const array<unsigned char> output(counting.bytes_used());
+        up::workspace pieces(output.data(), output.bytes());
+        up::block_lists out = up::block_lists::carve(pieces, bounds, lists, up::memory_space::device);
+        const up::block_lister<up::selection_rule, up::backend::cuda> lister(bounds, device);
+        const array<unsigned char> scratch(lister.workspace_bytes());
+        measure(state, [&](cudaStream_t stream) {
+            check(lister.run({free.data(), forced.data(), stride, bounds.num_heads}, faults.data(),
+                             step.batch, {rule, 64, 256}, out, {scratch.data(), scratch.bytes()}, stream));
+        });
+        std::int64_t listed = 0;
+        check(cudaMemcpy(&listed, out.offsets + lists, sizeof listed, cudaMemcpyDeviceToHost), "download");
+        state.counters["listed_share"] =
+            static_cast<double>(listed) / (static_cast<double>(what.blocks) * lists);
+    });
+}
+
 /// What a selection by sorting starts with: masses by rank with their blocks, and running sums. One segment.
 void add_sort(const shape& what) {
     add("cub_sort_scan/" + name_of(what), [=](benchmark::State& state) {
@@ -324,6 +358,14 @@ int main(int argc, char** argv) {
         if (what.requests == 1) {
             add_sort(what);
         }
+    }
+    for (const std::int32_t blocks : {128, 2048, 16384}) {
+        const shape what{1, blocks, 64, masses::heavy};
+        for (const std::int32_t lists : {8, 32}) {
+            add_lists(what, lists, 1, "top_p_all", rule::top_p(0.99, up::mass_scope::all), device);
+            add_lists(what, lists, 1, "top_p_free", rule::top_p(0.99), device);
+        }
+        add_lists(what, 8, 4, "top_p_all", rule::top_p(0.99, up::mass_scope::all), device);
     }
     benchmark::Initialize(&argc, argv);
     if (benchmark::ReportUnrecognizedArguments(argc, argv)) {

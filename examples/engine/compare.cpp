@@ -7,10 +7,12 @@
 #include "engine/app/report.hpp"
 #include "engine/commands.hpp"
 #include "engine/cpu/threads.hpp"
+#include "engine/open_model.hpp"
 #include "engine/reading/reader.hpp"
 
 #include <algorithm>
 #include <iostream>
+#include <memory>
 
 namespace engine {
 
@@ -49,7 +51,7 @@ std::vector<layer_row> rows_of(const std::vector<layer_record>& layers, std::int
 }
 
 /// Reads the prompt under one policy and generates @p generated tokens.
-outcome read(loaded_model& model, reader& pass, const std::string& label,
+outcome read(prompt_model& model, prompt_reader& pass, const std::string& label,
              const std::vector<std::int32_t>& prompt, const sampling_options& sampling,
              std::int32_t generated) {
     outcome made;
@@ -75,7 +77,7 @@ outcome read(loaded_model& model, reader& pass, const std::string& label,
 }
 
 /// Feeds the tokens that the answers are compared on.
-void feed(reader& pass, const std::vector<std::int32_t>& following, outcome& made) {
+void feed(prompt_reader& pass, const std::vector<std::int32_t>& following, outcome& made) {
     pass.back_to_prompt();
     if (following.empty()) return;
     pass.feed(following);
@@ -83,7 +85,7 @@ void feed(reader& pass, const std::vector<std::int32_t>& following, outcome& mad
 }
 
 /// Cuts what was generated to what is shown.
-void show(const loaded_model& model, std::int32_t tokens, prefill_run& run) {
+void show(const prompt_model& model, std::int32_t tokens, prefill_run& run) {
     run.generated.resize(std::min(run.generated.size(), static_cast<std::size_t>(tokens)));
     for (const std::int32_t token : run.generated) {
         run.generated_text += model.words().bytes_of(token);
@@ -91,16 +93,16 @@ void show(const loaded_model& model, std::int32_t tokens, prefill_run& run) {
 }
 
 /// Primitives are compiled and threads started by their first use, which is not what is compared.
-void warm_up(loaded_model& model, const policy& policy, std::vector<std::int32_t> prompt) {
+void warm_up(prompt_model& model, const policy& policy, std::vector<std::int32_t> prompt) {
     prompt.resize(std::min<std::size_t>(prompt.size(), 512));
-    reader(model, policy, static_cast<std::int32_t>(prompt.size()), 1).prefill(prompt);
+    model.reader_of(policy, static_cast<std::int32_t>(prompt.size()), 1)->prefill(prompt);
 }
 
 std::vector<selecting_layer_masses> masses_of(const outcome& made, const policy& policy) {
     std::vector<selecting_layer_masses> all;
     for (const layer_rule& rule : policy.rules) {
         const layer_record& record = made.layers[static_cast<std::size_t>(rule.layer)];
-        if (!record.selected) continue;
+        if (!record.selected || record.block_mass.empty()) continue;
         all.push_back({rule.layer, describe(rule.rule), record.block_mass, record.block_first_position,
                        record.block_kept, record.block_forced});
     }
@@ -113,7 +115,8 @@ void run_compare(const options& chosen) {
     output_folder out(chosen.out);
     cpu::set_threads(chosen.threads);
     const std::string text = read_prompt(chosen, std::cin);
-    loaded_model model(chosen.model, chosen.arithmetic);
+    const std::unique_ptr<prompt_model> opened = open_model(chosen);
+    prompt_model& model = *opened;
     const policy policy = resolve_policy(chosen, model.identity());
     const std::vector<std::int32_t> tokens = model.words().encode(text);
     const prompt_plan plan =
@@ -129,7 +132,8 @@ void run_compare(const options& chosen) {
     outcome dense_run;
     {
         reset_peak_memory();
-        reader pass(model, dense(), plan.prompt, room);
+        const std::unique_ptr<prompt_reader> reading = model.reader_of(dense(), plan.prompt, room);
+        prompt_reader& pass = *reading;
         dense_run = read(model, pass, "reading, dense", prompt, chosen.sampling, real ? shown : room);
         if (!real) { // both runs are compared on what the dense one says
             following = dense_run.run.generated;
@@ -140,7 +144,8 @@ void run_compare(const options& chosen) {
     outcome sparse_run;
     {
         reset_peak_memory();
-        reader pass(model, policy, plan.prompt, room);
+        const std::unique_ptr<prompt_reader> reading = model.reader_of(policy, plan.prompt, room);
+        prompt_reader& pass = *reading;
         sparse_run = read(model, pass, "reading, sparsified", prompt, chosen.sampling, shown);
         feed(pass, following, sparse_run);
     }
@@ -148,10 +153,10 @@ void run_compare(const options& chosen) {
     show(model, shown, sparse_run.run);
 
     report made;
-    made.model = model.weights().name();
+    made.model = model.name();
     made.prompt_name = chosen.text_file.value_or("the text of --text");
     made.policy = policy;
-    made.machine = {cpu_name(), chosen.threads, cpu::name(model.ops().kind())};
+    made.machine = {cpu_name(), chosen.threads, model.arithmetic()};
     made.tokens = plan.prompt;
     made.dense = dense_run.run;
     made.sparsified = sparse_run.run;

@@ -5,22 +5,26 @@
 #include "engine/commands.hpp"
 #include "engine/cpu/threads.hpp"
 #include "engine/model_file/utf8.hpp"
-#include "engine/reading/reader.hpp"
+#include "engine/open_model.hpp"
 
+#include <algorithm>
 #include <iostream>
+#include <memory>
 
 namespace engine {
 
 void run_generate(const options& chosen) {
     cpu::set_threads(chosen.threads);
     const std::string text = read_prompt(chosen, std::cin);
-    loaded_model model(chosen.model, chosen.arithmetic);
+    const std::unique_ptr<prompt_model> opened = open_model(chosen);
+    prompt_model& model = *opened;
     const policy policy = chosen.dense ? dense() : resolve_policy(chosen, model.identity());
     const std::vector<std::int32_t> prompt = model.words().encode(text);
     const auto rows = static_cast<std::int32_t>(prompt.size());
     static_cast<void>(plan_prompt(chosen, rows, model.config().context));
 
-    reader pass(model, policy, rows, std::max(chosen.tokens, 1));
+    const std::unique_ptr<prompt_reader> reading = model.reader_of(policy, rows, std::max(chosen.tokens, 1));
+    prompt_reader& pass = *reading;
     {
         progress bar("reading the prompt");
         pass.prefill(prompt, [&](double done) { bar.update(done); });

@@ -4,6 +4,7 @@
 #include "engine/app/host_info.hpp"
 #include "engine/app/options.hpp"
 #include "engine/commands.hpp"
+#include "engine/cuda/program.hpp"
 #include "engine/inspect.hpp"
 
 #include <exception>
@@ -29,6 +30,9 @@ void run(const engine::options& chosen) {
         break;
     case engine::command::inspect:
         engine::inspect(chosen.model, chosen.json, std::cout);
+        break;
+    case engine::command::prefill:
+        engine::run_cuda_prefill(chosen);
         break;
     case engine::command::serve_sim:
         engine::run_serve_sim(chosen);

@@ -5,6 +5,10 @@
 /// Everything that a plain C++17 compiler can build.
 #pragma once
 
+#include <uniprefill/attend/attention.hpp>
+#include <uniprefill/attend/decode.hpp>
+#include <uniprefill/attend/merge.hpp>
+#include <uniprefill/attend/options.hpp>
 #include <uniprefill/comm/reduction.hpp>
 #include <uniprefill/core/attention_params.hpp>
 #include <uniprefill/core/backend.hpp>

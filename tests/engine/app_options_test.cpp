@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The uniprefill authors
 #include "app_support.hpp"
+#include "engine/app/model_shapes.hpp"
 #include "engine/app/options.hpp"
 #include "engine/app/policy_file.hpp"
 #include "support/catch.hpp"
@@ -191,10 +192,12 @@ TEST_CASE("app: help and version are texts, not errors") {
 TEST_CASE("app: bad command lines are refused in one line that says it all") {
     const std::string base = "compare -m m -t hello ";
     const std::vector<std::pair<std::string, std::string>> cases = {
-        {"", "command: expected calibrate, compare, generate, inspect or serve-sim (uniprefill-engine "
-             "--help), came none"},
-        {"run", "command: expected calibrate, compare, generate, inspect or serve-sim (uniprefill-engine "
-                "--help), came 'run'"},
+        {"", "command: expected calibrate, compare, generate, inspect, prefill or serve-sim "
+             "(uniprefill-engine --help), "
+             "came none"},
+        {"run",
+         "command: expected calibrate, compare, generate, inspect, prefill or serve-sim (uniprefill-engine "
+         "--help), came 'run'"},
         {"compare -t hello", "--model: expected the path of a GGUF file, came none"},
         {"inspect", "--model: expected the path of a GGUF file, came none"},
         {"compare -m m", "prompt: expected --text or --text-file, came neither"},
@@ -363,4 +366,83 @@ TEST_CASE("app: how the tokens of a text are used") {
     CHECK(generate.prompt == 100);
     CHECK(generate.held_out == 0);
     CHECK(!refusal([] { engine::plan_prompt(parsed("generate -m m -t x"), 101, 228); }).empty());
+}
+
+TEST_CASE("app: devices") {
+    CHECK(parsed("generate -m m -t hello").device == engine::device_kind::cpu);
+    CHECK(parsed("generate -m m -t hello --device cuda").device == engine::device_kind::cuda);
+    CHECK(parsed("compare -m m -t hello --device cuda").device == engine::device_kind::cuda);
+    CHECK(refused("generate -m m -t hello --device gpu") == "--device: expected cpu or cuda, came 'gpu'");
+    CHECK(contains(refused("serve-sim -m m --texts t --device cuda"), "command line"));
+}
+
+TEST_CASE("app: options of prefill") {
+    using engine::attention_kind;
+    using engine::prefill_mode;
+    const engine::prefill_options plain = parsed("prefill --device cuda").prefill;
+    CHECK(plain.shape == "llama3-8b");
+    CHECK(plain.tokens == std::vector<std::int32_t>{32768});
+    CHECK(plain.modes == std::vector<prefill_mode>{prefill_mode::dense});
+    CHECK(plain.attention == std::vector<attention_kind>{attention_kind::uniprefill});
+    CHECK(plain.counts == engine::counts_kind::read);
+    CHECK(plain.selecting.empty());
+
+    const options line =
+        parsed("prefill --device cuda --shape llama3.2-1b --layers 12 --tokens 4096,131072 --mode "
+               "dense,drop,lists,both --attention cudnn,uniprefill --counts budget --keep 0.5 --blocks 0.25 "
+               "--selecting 3,7 --list-heads kv --list-sink 1 --list-window 2 --min-length 5 --warmups 3 "
+               "--repeats 9 "
+               "--seed 12 --bucket-rows 256 --json f.json");
+    CHECK(line.command == engine::command::prefill);
+    const engine::prefill_options& all = line.prefill;
+    CHECK(all.shape == "llama3.2-1b");
+    CHECK(all.layers.value() == 12);
+    CHECK(all.tokens == std::vector<std::int32_t>{4096, 131072});
+    CHECK(all.modes.size() == 4);
+    CHECK(all.attention == std::vector<attention_kind>{attention_kind::cudnn, attention_kind::uniprefill});
+    CHECK(all.counts == engine::counts_kind::budget);
+    CHECK(all.keep == 0.5);
+    CHECK(all.blocks == 0.25);
+    CHECK(all.selecting == std::vector<std::int32_t>{3, 7});
+    CHECK(all.lists_by_kv_head);
+    CHECK(all.list_sink == 1);
+    CHECK(all.list_window == 2);
+    CHECK(all.min_length == 5);
+    CHECK(all.warmups == 3);
+    CHECK(all.repeats == 9);
+    CHECK(all.seed == 12);
+    CHECK(all.bucket_rows == 256);
+    CHECK(all.json == "f.json");
+
+    CHECK(contains(refused("prefill"), "--device: expected cuda"));
+    const std::string on = "prefill --device cuda ";
+    CHECK(contains(refused(on + "--shape gpt"), "--shape: expected llama3-8b, "));
+    CHECK(refused(on + "--mode dense,dense") == "--mode: expected each value once, came 'dense,dense'");
+    CHECK(contains(refused(on + "--mode fast"), "--mode: expected dense, drop, lists or both"));
+    CHECK(contains(refused(on + "--tokens 4096,"), "--tokens"));
+    CHECK(contains(refused(on + "--tokens 0"), "--tokens"));
+    CHECK(contains(refused(on + "--keep 1.5"), "--keep"));
+    CHECK(contains(refused(on + "--counts guess"), "--counts: expected read, budget or buckets"));
+    CHECK(contains(refused(on + "--selecting 7:0.5"), "--keep has the share"));
+    CHECK(refused(on + "--layers 4 --selecting 1,4") == "--selecting: expected layers 0 to 3, came 4");
+    CHECK(contains(refused(on + "--mode lists,both --attention cudnn"), "--attention: expected uniprefill"));
+    CHECK(parsed(on + "--mode lists,dense --attention cudnn").prefill.modes.size() == 2);
+}
+
+TEST_CASE("app: shapes of known models hold together") {
+    std::istringstream names(engine::model_shape_names());
+    int shapes = 0;
+    for (std::string name; std::getline(names, name, ','); ++shapes) {
+        name.erase(0, name.find_first_not_of(' '));
+        const engine::llama_config config = engine::model_shape("--shape", name);
+        CHECK(config.heads % config.kv_heads == 0);
+        CHECK((config.head_dim == 64 || config.head_dim == 128));
+        CHECK(config.rope_dims == config.head_dim);
+        CHECK(config.hidden == config.heads * config.head_dim);
+        CHECK(config.ffn % 8 == 0);
+    }
+    CHECK(shapes == 6);
+    const engine::llama_config llama = engine::model_shape("--shape", "llama3-8b");
+    CHECK(llama.layers == 32);
+    CHECK(llama.rope_base == 500000.0f);
 }

@@ -52,9 +52,10 @@ struct request {
 /// The values of one request, rounded to T.
 template <class T>
 struct request_data {
-    std::vector<T> queries;              // [rows][heads][head_dim]
-    std::vector<T> keys;                 // [cached + rows][kv_heads][head_dim]
-    std::vector<std::int32_t> positions; // [rows]
+    std::vector<T> queries;                     // [rows][heads][head_dim]
+    std::vector<T> keys;                        // [cached + rows][kv_heads][head_dim]
+    std::vector<std::int32_t> positions;        // [rows]
+    std::vector<std::int32_t> cached_positions; // [cached]
 
     request_data(const request& what, const model& shape) {
         std::mt19937_64 random(what.seed);
@@ -74,9 +75,7 @@ struct request_data {
         std::int32_t position = -1;
         for (std::int64_t token = 0; token < what.cached + rows; ++token) {
             position += what.gaps ? 1 + static_cast<std::int32_t>(random() % 3) : 1;
-            if (token >= what.cached) {
-                positions.push_back(position);
-            }
+            (token < what.cached ? cached_positions : positions).push_back(position);
         }
     }
 };

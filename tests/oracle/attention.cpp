@@ -86,4 +86,76 @@ tensor masked_attention(const tensor& q, const tensor& k, const tensor& v, const
     return out;
 }
 
+std::vector<bool> listed_keys(const std::vector<bool>& allowed, int position,
+                              const std::vector<int>& key_positions, const block_list& list) {
+    std::vector<bool> reads(allowed.size(), false);
+    const int keys = static_cast<int>(allowed.size());
+    const auto block_of = [&](int key) { return (key - list.first_key) / list.block_rows; };
+    int first_block = keys; // of the window
+    for (int key = keys - 1; key >= list.first_key; --key) {
+        const int at = key_positions[static_cast<std::size_t>(key)];
+        if (list.window > 0 && at <= position && at > position - list.window) {
+            first_block = block_of(key);
+        }
+    }
+    for (int key = 0; key < keys; ++key) {
+        const bool before = key < list.first_key;
+        const bool in_window = !before && block_of(key) >= first_block;
+        const bool in_list = !before && list.listed[static_cast<std::size_t>(block_of(key))];
+        reads[static_cast<std::size_t>(key)] =
+            allowed[static_cast<std::size_t>(key)] && (before || in_window || in_list);
+    }
+    return reads;
+}
+
+attended_row attend_row(const tensor& q, int row, int head, const tensor& k, const tensor& v,
+                        const score_parameters& score, const std::vector<bool>& reads, int extra) {
+    attended_row result;
+    result.out.assign(static_cast<std::size_t>(v.dim), 0.0);
+    result.magnitude = result.out;
+    std::vector<double> scores(static_cast<std::size_t>(k.rows), no_score);
+    double largest = no_score;
+    for (int key = 0; key < k.rows; ++key) {
+        if (reads[static_cast<std::size_t>(key)]) {
+            scores[static_cast<std::size_t>(key)] = score_of(dot_product(q, row, head, k, key), score);
+            largest = std::max(largest, scores[static_cast<std::size_t>(key)]);
+            ++result.reads;
+        }
+    }
+    const bool has_sink = !score.sink_logits.empty();
+    const double sink = has_sink ? score.sink_logits[static_cast<std::size_t>(head)] : no_score;
+    largest = std::max(largest, sink);
+    result.lse = largest;
+    if (largest == no_score) {
+        return result;
+    }
+    long double denominator = std::exp(sink - largest);
+    for (const double one : scores) {
+        denominator += std::exp(one - largest);
+    }
+    result.lse += static_cast<double>(std::log(denominator));
+    const std::vector<double> shares = softmax(scores, score, head);
+    const int kv_head = head / (q.heads / k.heads);
+    for (int key = 0; key < k.rows; ++key) {
+        const double share = shares[static_cast<std::size_t>(key)];
+        for (int i = 0; i < v.dim; ++i) {
+            result.out[static_cast<std::size_t>(i)] += share * v.at(key, kv_head, i);
+            result.magnitude[static_cast<std::size_t>(i)] += share * std::abs(v.at(key, kv_head, i));
+        }
+        if (share > 1e-40) {
+            double sum = 0;
+            int products = extra;
+            for (int i = 0; i < q.dim; ++i) {
+                const double product = q.at(row, head, i) * k.at(key, kv_head, i);
+                sum += std::abs(product);
+                products += product != 0 ? 1 : 0;
+            }
+            result.score_magnitude = std::max(result.score_magnitude, score.scale * sum * products);
+            result.largest_score =
+                std::max(result.largest_score, std::abs(scores[static_cast<std::size_t>(key)]));
+        }
+    }
+    return result;
+}
+
 } // namespace oracle

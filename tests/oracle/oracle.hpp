@@ -199,4 +199,30 @@ mask stored_causal_mask(const std::vector<int>& query_positions, const std::vect
 tensor masked_attention(const tensor& q, const tensor& k, const tensor& v, const score_parameters& score,
                         const mask& allowed);
 
+/// The block list of one head: blocks are runs of @p block_rows keys from key @p first_key on. Keys before it
+/// belong to no block and are read by all.
+struct block_list {
+    int first_key = 0;
+    int block_rows = 1;
+    std::vector<bool> listed; // [blocks]
+    int window = 0;           // positions; blocks from the first on with one inside are read, listed or not
+};
+
+/// Of the keys that a query at @p position may see (@p allowed), those that it reads.
+std::vector<bool> listed_keys(const std::vector<bool>& allowed, int position,
+                              const std::vector<int>& key_positions, const block_list& list);
+
+/// The attention of one query of one head, and what an error bound is made of.
+struct attended_row {
+    int reads = 0;
+    std::vector<double> out;       // [dim] zeros where nothing is read
+    double lse = 0;                // log of the softmax's denominator, sink logit included; -infinity: empty
+    std::vector<double> magnitude; // [dim] sum of share * |v|
+    double score_magnitude = 0; // largest scale * sum of |q k| * (products that aren't 0 + extra), over keys
+                                // of any weight
+    double largest_score = 0;   // largest magnitude among scores of any weight
+};
+attended_row attend_row(const tensor& q, int row, int head, const tensor& k, const tensor& v,
+                        const score_parameters& score, const std::vector<bool>& reads, int extra = 0);
+
 } // namespace oracle

@@ -306,3 +306,59 @@ TEST_CASE("oracle selection: never on doubt") {
     CHECK(oracle::is_fault(oracle::kept_because::zero_mass));
     CHECK_FALSE(oracle::is_fault(oracle::kept_because::short_segment));
 }
+
+TEST_CASE("oracle lists: context, listed blocks, and whole blocks of the window") {
+    // Two keys of context, then blocks of 3: keys 2-4, 5-7, 8-10. Positions with a gap of 10 before key 7.
+    const std::vector<int> positions{0, 1, 2, 3, 4, 5, 6, 17, 18, 19, 20};
+    const auto reads = [&](int query, const std::vector<bool>& listed, int window) {
+        const oracle::block_list list{2, 3, listed, window};
+        const int position = positions[static_cast<std::size_t>(query)];
+        const auto allowed = oracle::stored_causal_mask({position}, positions, positions);
+        const std::vector<bool> read = oracle::listed_keys(allowed[0], position, positions, list);
+        std::vector<int> keys;
+        for (int key = 0; key < 11; ++key) {
+            if (read[static_cast<std::size_t>(key)]) {
+                keys.push_back(key);
+            }
+        }
+        return keys;
+    };
+    CHECK(reads(9, {false, false, false}, 0) == std::vector<int>{0, 1});
+    CHECK(reads(9, {true, false, false}, 0) == std::vector<int>{0, 1, 2, 3, 4});
+    CHECK(reads(9, {false, false, true}, 0) == std::vector<int>{0, 1, 8, 9});
+    CHECK(reads(9, {false, false, false}, 2) == std::vector<int>{0, 1, 8, 9});
+    CHECK(reads(9, {false, false, false}, 3) == std::vector<int>{0, 1, 5, 6, 7, 8, 9}); // key 7 is at 17
+    CHECK(reads(9, {false, false, false}, 13) == std::vector<int>{0, 1, 5, 6, 7, 8, 9});
+    CHECK(reads(9, {false, false, false}, 16) ==
+          std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}); // and 4 at 4
+    CHECK(reads(0, {true, true, true}, 5) == std::vector<int>{0});
+}
+
+TEST_CASE("oracle attention: one row, and what its bound is made of") {
+    oracle::tensor q(1, 2, 2), k(3, 1, 2), v(3, 1, 1);
+    q.at(0, 1, 0) = 1;
+    q.at(0, 1, 1) = 1;
+    for (int key = 0; key < 3; ++key) {
+        k.at(key, 0, 0) = std::log(key + 1.0);
+        v.at(key, 0, 0) = key == 1 ? -1 : 1;
+    }
+    oracle::score_parameters score;
+    auto row = oracle::attend_row(q, 0, 1, k, v, score, {true, true, true});
+    CHECK(row.reads == 3);
+    CHECK(row.out[0] == Approx((1.0 - 2.0 + 3.0) / 6));
+    CHECK(row.magnitude[0] == Approx(1));
+    CHECK(row.lse == Approx(std::log(6.0)));
+    CHECK(row.largest_score == Approx(std::log(3.0)));
+    CHECK(row.score_magnitude == Approx(std::log(3.0))); // one product that isn't 0
+    row = oracle::attend_row(q, 0, 1, k, v, score, {true, false, true}, 2);
+    CHECK(row.out[0] == Approx(1));
+    CHECK(row.score_magnitude == Approx(3 * std::log(3.0)));
+    row = oracle::attend_row(q, 0, 1, k, v, score, {false, false, false});
+    CHECK(row.out[0] == 0);
+    CHECK(row.lse == -std::numeric_limits<double>::infinity());
+    score.sink_logits = {0, std::log(4.0)};
+    CHECK(oracle::attend_row(q, 0, 1, k, v, score, {false, false, false}).lse == Approx(std::log(4.0)));
+    row = oracle::attend_row(q, 0, 1, k, v, score, {true, true, true});
+    CHECK(row.lse == Approx(std::log(10.0)));
+    CHECK(row.out[0] == Approx(0.2));
+}

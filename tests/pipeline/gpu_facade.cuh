@@ -13,6 +13,7 @@
 #include "support/scale.hpp"
 
 #include <uniprefill/pipeline/prefill_sparsifier.cuh>
+#include <uniprefill/select/block_lister.cuh>
 
 #include <algorithm>
 #include <cmath>
@@ -175,6 +176,84 @@ struct seen {
     std::vector<std::int32_t> hidden;
 };
 
+/// Masses by head of a layer, selecting or not, and the lists made of them, in host memory.
+struct seen_lists {
+    std::vector<std::int64_t> masses; // [2][heads][max_blocks]: free, forced
+    std::vector<std::int64_t> faults, offsets;
+    std::vector<std::int32_t> blocks;
+};
+
+/// Lists by query head, of the rule's own scope, and by KV head in turn.
+struct lists_of_layer {
+    up::list_options<rule> how;
+    std::int32_t heads;
+
+    static lists_of_layer at(std::int32_t layer, const up::limits& bounds) {
+        return layer % 2 == 0
+                   ? lists_of_layer{{rule::top_p(0.9, up::mass_scope::all), 20, 64}, bounds.num_heads}
+                   : lists_of_layer{{rule::fixed_ratio(0.4), 0, 0}, bounds.num_kv_heads};
+    }
+};
+
+/// The same in device memory, where the step and the lister write.
+class list_recorder {
+  public:
+    list_recorder(const up::limits& bounds, std::int32_t layer)
+        : bounds_(bounds)
+        , made_(lists_of_layer::at(layer, bounds))
+        , masses_(
+              std::vector<std::int64_t>(static_cast<std::size_t>(2 * bounds.num_heads * bounds.max_blocks())))
+        , faults_(std::vector<std::int64_t>(static_cast<std::size_t>(bounds.max_segments))) {
+        up::workspace counting;
+        static_cast<void>(up::block_lists::carve(counting, bounds, made_.heads, up::memory_space::device));
+        memory_ = device_array<unsigned char>(counting.bytes_used());
+        up::workspace pieces(memory_.data(), memory_.size());
+        lists_ = up::block_lists::carve(pieces, bounds, made_.heads, up::memory_space::device);
+        scratch_ = device_array<unsigned char>(
+            up::block_lister<rule, up::backend::cuda>(bounds, up::cuda_device{}).workspace_bytes());
+    }
+    [[nodiscard]] up::head_mass_view masses() const {
+        const std::int64_t blocks = bounds_.max_blocks();
+        return {masses_.data(), masses_.data() + bounds_.num_heads * blocks, blocks, bounds_.num_heads};
+    }
+    /// Makes lists, after decide() and before leave().
+    [[nodiscard]] up::status make(const up::prefill_step<policy, up::backend::cuda>& step,
+                                  const up::cuda_device& device, cudaStream_t stream) {
+        const up::block_lister<rule, up::backend::cuda> lister(bounds_, device);
+        return lister.run(masses(), step.masses().faults, step.rows(), made_.how, lists_,
+                          {scratch_.data(), scratch_.size()}, stream);
+    }
+    [[nodiscard]] up::status record_faults(const up::mass_view& masses, cudaStream_t stream) {
+        return up::cuda_result(cudaMemcpyAsync(faults_.data(), masses.faults,
+                                               faults_.size() * sizeof(std::int64_t),
+                                               cudaMemcpyDeviceToDevice, stream),
+                               "faults");
+    }
+    /// @param segments  of the step
+    [[nodiscard]] seen_lists get(std::int32_t segments) const {
+        seen_lists seen;
+        seen.masses = masses_.get();
+        seen.faults = faults_.get();
+        const auto copy = [](auto& to, const auto* from, std::int64_t count) {
+            to.resize(static_cast<std::size_t>(count));
+            check_cuda(cudaMemcpy(to.data(), from, to.size() * sizeof(to[0]), cudaMemcpyDeviceToHost),
+                       "lists");
+        };
+        copy(seen.offsets, lists_.offsets, std::int64_t{segments} * made_.heads + 1);
+        REQUIRE(seen.offsets.back() >= 0);
+        REQUIRE(seen.offsets.back() <= lists_.capacity);
+        copy(seen.blocks, lists_.blocks, seen.offsets.back());
+        return seen;
+    }
+
+  private:
+    up::limits bounds_;
+    lists_of_layer made_;
+    device_array<std::int64_t> masses_, faults_;
+    up::block_lists lists_;
+    device_array<unsigned char> memory_, scratch_;
+};
+
 /// Member by member: nobody writes the bytes behind the last one.
 template <class = void>
 __global__ void copy_outcomes(up::segment_outcome* to, const up::segment_outcome* from, std::int32_t count) {
@@ -331,6 +410,13 @@ class device_engine {
         (revives() ? full_ : working_).set(what.hidden);
     }
 
+    /// From here on run() has every layer's masses by head written, and lists made of them.
+    void want_lists() {
+        for (std::int32_t layer = 0; layer < num_layers; ++layer) {
+            list_recorders_.push_back(std::make_unique<list_recorder>(bounds_, layer));
+        }
+    }
+
     /// What the constructor did for its thread's device. Judges nothing.
     [[nodiscard]] up::status prepare() const { return sparsifier_->prepare<bf16, bf16, cache_view>(); }
 
@@ -355,6 +441,9 @@ class device_engine {
                 {keys_.data() + share_.first_key(), kv_heads * D, D, alive, share_.num_kv_heads(), D},
                 cache_};
             keys.cached.data = cached_[static_cast<std::size_t>(layer)].data() + share_.first_key();
+            if (!list_recorders_.empty()) {
+                step.want_head_masses(list_recorders_[static_cast<std::size_t>(layer)]->masses());
+            }
             up::selection kept;
             UNIPREFILL_TRY(kept_bound >= 0 ? step.decide(layer, q, keys, {}, batch_.batch().cached_lens,
                                                          kept_bound, kept, stream, reduction)
@@ -362,6 +451,13 @@ class device_engine {
                                                          stream, reduction));
             if (kept.identity == sparsifier_->selects(layer)) {
                 return unexpected("a decision at a selecting layer, and at no other", layer);
+            }
+            if (!list_recorders_.empty()) {
+                list_recorder& one = *list_recorders_[static_cast<std::size_t>(layer)];
+                UNIPREFILL_TRY(one.make(step, device_, stream));
+                if (recording) {
+                    UNIPREFILL_TRY(one.record_faults(step.masses(), stream));
+                }
             }
             if (recording && !kept.identity) {
                 UNIPREFILL_TRY(recorders_[next]->record_decision(step.masses(), kept, stream));
@@ -398,6 +494,14 @@ class device_engine {
         }
         return all;
     }
+    /// Of each layer.
+    [[nodiscard]] std::vector<seen_lists> recorded_lists(std::int32_t segments) const {
+        std::vector<seen_lists> all;
+        for (const std::unique_ptr<list_recorder>& one : list_recorders_) {
+            all.push_back(one->get(segments));
+        }
+        return all;
+    }
     [[nodiscard]] const up::limits& bounds() const { return bounds_; }
     [[nodiscard]] const std::vector<up::selecting_layer<rule>>& layers() const { return layers_; }
     [[nodiscard]] bool revives() const { return sparsifier_->options().mode == up::propagation::revive; }
@@ -430,6 +534,7 @@ class device_engine {
     std::vector<device_array<bf16>> all_queries_, all_keys_, cached_;
     cache_view cache_;
     std::vector<std::unique_ptr<recorder>> recorders_;
+    std::vector<std::unique_ptr<list_recorder>> list_recorders_; // of each layer, where they are wanted
     std::unique_ptr<device_sparsifier> sparsifier_;
     device_array<unsigned char> memory_;
 };
@@ -462,10 +567,51 @@ struct take_over {
     }
 };
 
+/// Compares masses by head and lists of a layer of which the host has masses @p mine and fault words @p
+/// faults: masses but for rounding, then the lists that the host makes of the device's, bit for bit. @return
+/// the blocks that lists have
+inline std::int64_t compare_lists(const up::limits& bounds, std::int32_t layer, const up::batch_view& rows,
+                                  const std::vector<std::int64_t>& mine, const std::int64_t* faults,
+                                  const seen_lists& came) {
+    const auto one = static_cast<double>(std::int64_t{1} << up::mass_format::of(bounds).fraction_bits);
+    const std::int64_t used = up::used_blocks(rows, G);
+    double worst = 0;
+    for (std::int64_t plane = 0; plane < 2 * bounds.num_heads; ++plane) {
+        for (std::int64_t block = 0; block < used; ++block) {
+            const auto at = static_cast<std::size_t>(plane * bounds.max_blocks() + block);
+            const double allowed = 1e-5 * static_cast<double>(mine[at]) + 1e-7 * N * one;
+            worst = std::max(worst, std::abs(static_cast<double>(came.masses[at] - mine[at])) / allowed);
+        }
+    }
+    CHECK(worst < 1);
+    CHECK(std::equal(faults, faults + rows.num_segments, came.faults.begin()));
+
+    const lists_of_layer made = lists_of_layer::at(layer, bounds);
+    up::workspace counting;
+    static_cast<void>(up::block_lists::carve(counting, bounds, made.heads, up::memory_space::host));
+    const guarded_buffer memory(counting.bytes_used());
+    up::workspace pieces(memory.data(), counting.bytes_used());
+    up::block_lists wanted = up::block_lists::carve(pieces, bounds, made.heads, up::memory_space::host);
+    const up::block_lister<rule> lister(bounds);
+    const guarded_buffer scratch(lister.workspace_bytes());
+    std::vector<std::int64_t> masses = came.masses;
+    require_ok(lister.run({masses.data(), masses.data() + bounds.num_heads * bounds.max_blocks(),
+                           bounds.max_blocks(), bounds.num_heads},
+                          came.faults.data(), rows, made.how, wanted,
+                          {scratch.data(), lister.workspace_bytes()}));
+    const std::int64_t lists = std::int64_t{rows.num_segments} * made.heads;
+    REQUIRE(came.offsets.size() == static_cast<std::size_t>(lists) + 1);
+    REQUIRE(std::equal(came.offsets.begin(), came.offsets.end(), wanted.offsets));
+    REQUIRE(std::equal(came.blocks.begin(), came.blocks.end(), wanted.blocks));
+    return wanted.offsets[lists];
+}
+
 /// Runs @p what on the host and compares what the device recorded. @return rows that are left at the end
+/// @param lists  of each layer, or none
 inline std::int32_t compare_with_host(const content& what, const device_engine& engine,
                                       const std::vector<seen>& recorded, std::int64_t ranks = 1,
-                                      std::int64_t faulty_segment = -1) {
+                                      std::int64_t faulty_segment = -1,
+                                      const std::vector<seen_lists>& lists = {}) {
     const up::limits& bounds = engine.bounds();
     std::vector<up::selecting_layer<rule>> layers = engine.layers();
     for (up::selecting_layer<rule>& one : layers) {
@@ -485,6 +631,7 @@ inline std::int32_t compare_with_host(const content& what, const device_engine& 
                                 as_rows(full.data(), what.rows(), tensor_width)};
     double worst = 0;
     std::int64_t wrong_words = 0;
+    std::int64_t listed = 0, blocks = 0;
     std::size_t next = 0;
     const auto same = [](const auto& mine, const auto& came, std::int32_t count) {
         return std::equal(mine, mine + count, came.begin());
@@ -509,12 +656,26 @@ inline std::int32_t compare_with_host(const content& what, const device_engine& 
             reduction.worst = &worst;
             reduction.wrong_words = &wrong_words;
         }
+        std::vector<std::int64_t> by_head;
+        if (!lists.empty()) {
+            by_head.resize(static_cast<std::size_t>(2 * bounds.num_heads * bounds.max_blocks()));
+            step.want_head_masses({by_head.data(), by_head.data() + bounds.num_heads * bounds.max_blocks(),
+                                   bounds.max_blocks(), bounds.num_heads});
+        }
         up::selection kept;
         require_ok(
             step.decide(layer, up::head_rows<const bf16>{q.data(), heads * D, D, alive, heads, D},
                         up::key_source<bf16, cache_view>{{k.data(), kv_heads * D, D, alive, kv_heads, D},
                                                          what.cached[which].contiguous()},
                         {}, what.batch().cached_lens, kept, {}, reduction));
+        if (!lists.empty()) {
+            const up::batch_view entered = step.rows();
+            listed += compare_lists(bounds, layer, entered, by_head, step.masses().faults, lists[which]);
+            for (std::int32_t s = 0; s < entered.num_segments; ++s) {
+                blocks += up::num_blocks(entered.segment_end(s) - entered.segment_begin(s), G) *
+                          lists_of_layer::at(layer, bounds).heads;
+            }
+        }
         require_ok(step.leave(kept, &tensor, 1));
         const up::batch_view rows = step.rows();
         auto* const hidden = static_cast<std::int32_t*>(step.rows_of(tensor).data);
@@ -555,6 +716,7 @@ inline std::int32_t compare_with_host(const content& what, const device_engine& 
         CHECK(same(hidden, there.hidden, left * tensor_width));
     }
     REQUIRE(next == recorded.size());
+    CHECK((lists.empty() || (listed > 0 && listed < blocks)));
     return step.rows().num_rows;
 }
 

@@ -84,6 +84,37 @@ TEST_CASE("a captured step is replayed with other requests and rules", "[gpu]") 
     }
 }
 
+TEST_CASE("masses by head are written at every layer, and lists of them are the host's, captured or not",
+          "[gpu]") {
+    if (!uniprefill_test::has_device()) {
+        return;
+    }
+    const content contents[] = {first_content(), second_content()};
+    for (const up::propagation mode : scaled_modes()) {
+        INFO((mode == up::propagation::revive ? "revive" : "cumulative"));
+        device_engine engine(contents[0], some_layers(), mode, this_device());
+        engine.want_lists();
+        const auto compare = [&](const content& what) {
+            compare_with_host(what, engine, engine.recorded(), 1, -1,
+                              engine.recorded_lists(what.batch().num_segments));
+        };
+        engine.load(contents[0]);
+        const cuda_calls before = cuda_calls::now();
+        require_ok(engine.run(nullptr, false));
+        CHECK(before.since() == "");
+        engine.load(contents[0]);
+        require_ok(engine.run(nullptr, true));
+        compare(contents[0]);
+        captured_graph graph([&](cudaStream_t stream) { require_ok(engine.run(stream, true)); });
+        for (const std::size_t which : {1u, 0u, 1u}) {
+            CAPTURE(which);
+            engine.load(contents[which]);
+            graph.replay();
+            compare(contents[which]);
+        }
+    }
+}
+
 TEST_CASE("ranks are reduced between masses and decision, and a fault of one keeps all", "[gpu]") {
     if (!uniprefill_test::has_device()) {
         return;
@@ -322,6 +353,15 @@ TEST_CASE("what the host can see is refused before anything is launched") {
     require_ok(step.decide(1, q, keys, {}, nullptr, kept, nullptr));
     CHECK(kept.identity);
     require_ok(step.leave(kept, nullptr, 0, nullptr));
+    // Masses by head are asked for at a layer that doesn't select, too.
+    std::int64_t masses[4] = {};
+    step.want_head_masses({masses, masses + 2, 2, 3});
+    const up::status wrong = step.decide(0, q, keys, {}, nullptr, kept, nullptr);
+    CHECK(wrong.argument == std::string("per_head.num_heads"));
+    CHECK(wrong.layer == 0);
+    step.want_head_masses({});
+    require_ok(step.decide(0, q, keys, {}, nullptr, kept, nullptr));
+    CHECK(kept.identity);
     kept.space = up::memory_space::host;
     CHECK(code_of(step.leave(kept, nullptr, 0, nullptr)) == up::status_code::not_supported);
     CHECK(memory.is_unwritten());

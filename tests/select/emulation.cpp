@@ -184,6 +184,21 @@ TEST_CASE("a team asks a rule of one's own as the host selector does") {
     }
 }
 
+TEST_CASE("among many blocks without any mass, those that are no candidates don't count") {
+    for (const auto ties : {up::tie_order::lower_block_first, up::tie_order::higher_block_first}) {
+        step what(8);
+        up::selection_rule rule = up::selection_rule::fixed_ratio(0.5);
+        rule.ties = ties;
+        what.add_request(8 * 300, {1, 8 * 50, 8 * 50, 0}, rule);
+        what.close();
+        what.free_mass(0, 170) = 1000;
+        const auto made = select(what);
+        REQUIRE(made->result.ok());
+        REQUIRE(made->outcome().kept == 8 * (100 + 100));
+        check_alike<serial_team<12, 64>>(what, what.rules, *made);
+    }
+}
+
 TEST_CASE("a search ends after few rounds, however masses lie") {
     generator random(uniprefill_test::seed() + 12);
     for (std::int32_t style = 0; style < 5; ++style) {

@@ -16,37 +16,6 @@ up::limits roomy(const up::limits& bounds) {
     return made;
 }
 
-/// A step of @p requests requests of about @p blocks blocks each, dense or thinned, with masses of one style.
-step many_requests(generator& random, std::int32_t requests, std::int32_t blocks, std::int32_t block_rows) {
-    step what(block_rows);
-    for (std::int32_t r = 0; r < requests; ++r) {
-        const auto rows = static_cast<std::int32_t>(random.below(2 * blocks * block_rows + 1));
-        std::vector<std::int32_t> where;
-        std::int32_t position = 0;
-        const bool thinned = random.chance(2);
-        for (std::int32_t i = 0; i < rows; ++i) {
-            where.push_back(position);
-            position += 1 + static_cast<std::int32_t>(thinned && random.chance(7) ? random.below(200) : 0);
-        }
-        std::vector<up::position_span> forced;
-        if (random.chance(6) && rows > 0) {
-            const auto from = static_cast<std::int32_t>(random.below(position + 1));
-            forced.push_back({from, from + static_cast<std::int32_t>(random.below(3 * block_rows))});
-        }
-        up::request_options options;
-        options.enabled = random.chance(20) ? 0 : 1;
-        options.sink = options.tail = random.chance(2) ? 128 : 3;
-        const auto tag = random.chance(10) ? up::request_tag::decode : up::request_tag::prefill;
-        what.add_request({rows}, where, forced, options, random_rule(random, rows + 1), tag);
-    }
-    what.close();
-    for (std::int32_t s = 0; s < what.num_segments(); ++s) {
-        randomise_masses(random, what, s);
-    }
-    what.bounds.max_forced_spans = 1 << 13;
-    return what;
-}
-
 } // namespace
 
 TEST_CASE("gpu select: random steps come out as on the host") {
@@ -134,6 +103,30 @@ TEST_CASE("gpu select: one request of 262144 blocks") {
             options.launches = i == 1 ? up::cuda_selector_options::launch_count::one
                                       : up::cuda_selector_options::launch_count::automatic;
             INFO("style " << style << ", choice " << i);
+            check_run(memory, what, what.rules, *wanted, device, options);
+        }
+    }
+}
+
+TEST_CASE("gpu select: among many blocks without any mass, those that are no candidates don't count") {
+    if (!has_device()) {
+        return;
+    }
+    for (const auto ties : {up::tie_order::lower_block_first, up::tie_order::higher_block_first}) {
+        step what(8);
+        up::selection_rule rule = up::selection_rule::fixed_ratio(0.5);
+        rule.ties = ties;
+        what.add_request(8 * 1000, {1, 8 * 150, 8 * 150, 0}, rule);
+        what.close();
+        what.free_mass(0, 470) = 1000;
+        const auto wanted = select(what);
+        REQUIRE(wanted->result.ok());
+        REQUIRE(wanted->outcome().kept == 8 * (300 + 350));
+        device_step<up::selection_rule> memory(what.bounds);
+        for (std::int32_t i = 0; i < enough_choices; ++i) {
+            up::cuda_device device = this_device();
+            const up::cuda_selector_options options = choices(i, device);
+            INFO("choice " << i);
             check_run(memory, what, what.rules, *wanted, device, options);
         }
     }

@@ -29,6 +29,39 @@ inline up::cuda_device this_device() {
     return device;
 }
 
+/// A step of @p requests requests of about @p blocks blocks each, dense or thinned, with masses of one
+/// style.
+inline step many_requests(generator& random, std::int32_t requests, std::int32_t blocks,
+                          std::int32_t block_rows) {
+    step what(block_rows);
+    for (std::int32_t r = 0; r < requests; ++r) {
+        const auto rows = static_cast<std::int32_t>(random.below(2 * blocks * block_rows + 1));
+        std::vector<std::int32_t> where;
+        std::int32_t position = 0;
+        const bool thinned = random.chance(2);
+        for (std::int32_t i = 0; i < rows; ++i) {
+            where.push_back(position);
+            position += 1 + static_cast<std::int32_t>(thinned && random.chance(7) ? random.below(200) : 0);
+        }
+        std::vector<up::position_span> forced;
+        if (random.chance(6) && rows > 0) {
+            const auto from = static_cast<std::int32_t>(random.below(position + 1));
+            forced.push_back({from, from + static_cast<std::int32_t>(random.below(3 * block_rows))});
+        }
+        up::request_options options;
+        options.enabled = random.chance(20) ? 0 : 1;
+        options.sink = options.tail = random.chance(2) ? 128 : 3;
+        const auto tag = random.chance(10) ? up::request_tag::decode : up::request_tag::prefill;
+        what.add_request({rows}, where, forced, options, random_rule(random, rows + 1), tag);
+    }
+    what.close();
+    for (std::int32_t s = 0; s < what.num_segments(); ++s) {
+        randomise_masses(random, what, s);
+    }
+    what.bounds.max_forced_spans = 1 << 13;
+    return what;
+}
+
 /// Everything a call reads, in host memory: a batch whose arrays may be spoiled before they are uploaded.
 template <class Rule>
 struct host_arrays {

@@ -6,9 +6,8 @@
 #include "support/catch.hpp"
 #include "support/scale.hpp"
 
+#include "head_step.hpp"
 #include "naive.hpp"
-
-#include <uniprefill/select/block_lister.hpp>
 
 #include <functional>
 #include <iostream>
@@ -19,85 +18,8 @@ using namespace select_test;
 
 namespace {
 
-using options = up::list_options<>;
-
-/// A step with masses by head.
-struct head_step {
-    step what;
-    std::int64_t stride;
-    std::vector<std::int64_t> free, forced, faults;
-
-    head_step(step from, std::int32_t kv_heads, std::int32_t group)
-        : what(std::move(from)) {
-        what.bounds.num_kv_heads = kv_heads;
-        what.bounds.num_heads = kv_heads * group;
-        stride = what.bounds.max_blocks() + 3;
-        free.assign(static_cast<std::size_t>(stride * what.bounds.num_heads), 0);
-        forced = free;
-        faults.assign(static_cast<std::size_t>(what.bounds.max_segments), 0);
-    }
-    std::size_t at(std::int32_t head, std::int32_t segment, std::int32_t block) const {
-        return static_cast<std::size_t>(
-            head * stride + up::block_offset(segment, what.begin(segment), what.bounds.block_rows) + block);
-    }
-    up::head_mass_view masses() { return {free.data(), forced.data(), stride, what.bounds.num_heads}; }
-};
-
-/// Every head gets masses of its own in one of the ways of randomise_masses().
-head_step random_head_step(generator& random) {
-    head_step made(random_step(random), static_cast<std::int32_t>(1 + random.below(3)),
-                   static_cast<std::int32_t>(1 + random.below(4)));
-    for (std::int32_t s = 0; s < made.what.num_segments(); ++s) {
-        for (std::int32_t head = 0; head < made.what.bounds.num_heads; ++head) {
-            randomise_masses(random, made.what, s);
-            for (std::int32_t b = 0; b < made.what.blocks_of(s); ++b) {
-                made.free[made.at(head, s, b)] = made.what.free_mass(s, b);
-                made.forced[made.at(head, s, b)] = made.what.forced_mass(s, b);
-            }
-        }
-        made.faults[static_cast<std::size_t>(s)] = made.what.fault(s);
-    }
-    return made;
-}
-
-options random_options(generator& random) {
-    options made;
-    made.rule = random_rule(random, 200);
-    made.sink = static_cast<std::int32_t>(random.below(3) * random.below(100));
-    made.window = static_cast<std::int32_t>(random.below(2) * random.below(600));
-    return made;
-}
-
-/// Lists with their memory.
-struct lists {
-    memory arrays;
-    up::block_lists out;
-
-    lists(const up::limits& bounds, std::int32_t heads)
-        : arrays(bytes(bounds, heads)) {
-        auto pieces = arrays.workspace();
-        out = up::block_lists::carve(pieces, bounds, heads, up::memory_space::host);
-    }
-    static std::size_t bytes(const up::limits& bounds, std::int32_t heads) {
-        up::workspace counting;
-        static_cast<void>(up::block_lists::carve(counting, bounds, heads, up::memory_space::host));
-        return counting.bytes_used();
-    }
-    std::vector<std::int32_t> of(std::int32_t segment, std::int32_t head) const {
-        const std::int64_t* const from = out.offsets + std::int64_t{segment} * out.num_heads + head;
-        return {out.blocks + from[0], out.blocks + from[1]};
-    }
-};
-
-up::status run(head_step& from, const options& how, lists& into) {
-    const up::block_lister<> lister(from.what.bounds);
-    memory scratch(lister.workspace_bytes(), 0xcd);
-    return lister.run(from.masses(), from.faults.data(), from.what.batch(), how, into.out,
-                      scratch.workspace());
-}
-
 /// The list of query heads [first, first + group).
-std::vector<std::int32_t> naive_list(const head_step& from, const options& how, std::int32_t segment,
+std::vector<std::int32_t> naive_list(const head_step& from, const list_options& how, std::int32_t segment,
                                      std::int32_t first, std::int32_t group) {
     const step& what = from.what;
     const std::int32_t g = what.bounds.block_rows;
@@ -176,7 +98,7 @@ TEST_CASE("lists: what a plain retelling lists, for random steps") {
     for (int i = 0; i < 3000; ++i) {
         INFO("case " << i << " of seed " << uniprefill_test::seed());
         head_step from = random_head_step(random);
-        const options how = random_options(random);
+        const list_options how = random_list_options(random);
         for (const std::int32_t heads : {from.what.bounds.num_heads, from.what.bounds.num_kv_heads}) {
             const std::int32_t group = from.what.bounds.num_heads / heads;
             lists made(from.what.bounds, heads);
@@ -203,7 +125,7 @@ TEST_CASE("lists: a share of 1 lists every block, forced rows or not") {
         INFO("case " << i << " of seed " << uniprefill_test::seed());
         head_step from = random_head_step(random);
         for (const auto scope : {up::mass_scope::free, up::mass_scope::all}) {
-            options how;
+            list_options how;
             how.rule = up::selection_rule::top_p(1, scope);
             how.sink = how.window = 0;
             lists made(from.what.bounds, from.what.bounds.num_heads);
@@ -222,7 +144,7 @@ TEST_CASE("lists: a request's lists are the same alone") {
     for (int i = 0; i < 200; ++i) {
         INFO("case " << i << " of seed " << uniprefill_test::seed());
         head_step packed = random_head_step(random);
-        const options how = random_options(random);
+        const list_options how = random_list_options(random);
         lists together(packed.what.bounds, packed.what.bounds.num_heads);
         REQUIRE(run(packed, how, together).ok());
         for (std::int32_t s = 0; s < packed.what.num_segments(); ++s) {
@@ -262,7 +184,7 @@ TEST_CASE("lists: wrong arguments are named, and nothing is written") {
         up::limits bounds;
         up::head_mass_view masses;
         const std::int64_t* faults = nullptr;
-        options how;
+        list_options how;
         std::optional<lists> made;
         std::size_t scratch_less = 0;
 

@@ -2,6 +2,7 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 #include "engine/app/options.hpp"
 
+#include "engine/app/model_shapes.hpp"
 #include "engine/app/policy_file.hpp"
 #include "engine/error.hpp"
 
@@ -219,6 +220,13 @@ void add_policy(option_table& table, policy_options& chosen) {
                 });
 }
 
+void add_device(option_table& table, options& chosen) {
+    table.value("--device", "NAME", "cpu (the default) or cuda",
+                [&](const std::string& option, const std::string& text) {
+                    chosen.device = named<device_kind>(option, text, "cpu or cuda");
+                });
+}
+
 void add_running(option_table& table, options& chosen, std::int32_t cores) {
     table.group("Running");
     table.value("-j,--threads", "N", "threads (all cores unless given)", whole(chosen.threads, 1, cores));
@@ -246,6 +254,94 @@ void add_sampling(option_table& table, options& chosen, const char* tokens_help)
         chosen.sampling.seed =
             whole_number<std::uint64_t>(option, text, 0, std::numeric_limits<std::uint64_t>::max());
     });
+}
+
+/// The parts of a comma-separated list, each read by @p read; none twice.
+template <class Value, class Read>
+auto list_into(std::vector<Value>& target, Read read) {
+    return [&target, read](const std::string& option, const std::string& text) {
+        target.clear();
+        for (std::size_t start = 0; start <= text.size();) {
+            const std::size_t end = std::min(text.find(',', start), text.size());
+            const Value value = read(option, text.substr(start, end - start));
+            if (std::find(target.begin(), target.end(), value) != target.end()) {
+                throw error(option, "each value once", engine::quoted(text));
+            }
+            target.push_back(value);
+            start = end + 1;
+        }
+    };
+}
+
+template <class Enum>
+auto names_into(std::vector<Enum>& target, const char* expected) {
+    return list_into(target, [expected](const std::string& option, const std::string& one) {
+        return named<Enum>(option, one, expected);
+    });
+}
+
+void add_prefill(option_table& table, options& whole_line) {
+    prefill_options& chosen = whole_line.prefill;
+    table.group("Model: random weights in the shape of a known one");
+    table.value("--shape", "NAME",
+                "llama3-8b (the default), llama3-70b, llama3.2-1b, llama3.2-3b, mistral-7b, smollm2-135m",
+                [&](const std::string& option, const std::string& text) {
+                    static_cast<void>(model_shape(option, text));
+                    chosen.shape = text;
+                });
+    table.value("--layers", "N", "layers, instead of the shape's", whole(chosen.layers, 1, 4096));
+    table.value("--seed", "N", "of weights and tokens (1)",
+                [&chosen](const std::string& option, const std::string& text) {
+                    chosen.seed = whole_number<std::uint64_t>(option, text, 0,
+                                                              std::numeric_limits<std::uint64_t>::max());
+                });
+    table.group("What is run: each attention, length and mode, one after the other");
+    table.value("--tokens", "LIST", "prompt lengths: 32768 or 4096,131072",
+                list_into(chosen.tokens, [](const std::string& option, const std::string& one) {
+                    return whole_number<std::int32_t>(option, one, 1, 1 << 21);
+                }));
+    table.value("--mode", "LIST", "of dense (the default), drop, lists and both",
+                names_into(chosen.modes, "dense, drop, lists or both"));
+    table.value("--attention", "LIST", "of uniprefill (the default) and cudnn; lists are always uniprefill's",
+                names_into(chosen.attention, "cudnn or uniprefill"));
+    table.value("--counts", "NAME", "read (the default), budget or buckets: how row counts reach the host",
+                [&](const std::string& option, const std::string& text) {
+                    chosen.counts = named<counts_kind>(option, text, "read, budget or buckets");
+                });
+    table.value("--bucket-rows", "ROWS", "row counts are rounded up to multiples of it (1024)",
+                whole(chosen.bucket_rows, 1, many));
+    table.value(
+        "--keep", "SHARE", "of the rows, kept at each selecting layer (0.65)",
+        [&](const std::string& option, const std::string& text) { chosen.keep = share(option, text); });
+    table.value("--selecting", "LIST", "selecting layers (7,11,15,... but not the last)",
+                [&](const std::string& option, const std::string& text) {
+                    chosen.selecting.clear();
+                    for (const policy_options::layer_share& one : layer_list(option, text)) {
+                        if (one.share)
+                            throw error(option, "layers alone; --keep has the share", engine::quoted(text));
+                        chosen.selecting.push_back(one.layer);
+                    }
+                });
+    table.value(
+        "--blocks", "SHARE", "of the blocks, on each head's list (0.15)",
+        [&](const std::string& option, const std::string& text) { chosen.blocks = share(option, text); });
+    table.value("--list-heads", "NAME",
+                "query (the default): a list for each query head; kv: for each KV head",
+                [&](const std::string& option, const std::string& text) {
+                    if (text != "query" && text != "kv")
+                        throw error(option, "query or kv", engine::quoted(text));
+                    chosen.lists_by_kv_head = text == "kv";
+                });
+    table.value("--list-sink", "ROWS", "first positions on every list (64)",
+                whole(chosen.list_sink, 0, many));
+    table.value("--list-window", "ROWS", "last positions that each query reads (256)",
+                whole(chosen.list_window, 0, many));
+    table.value("--min-length", "TOKENS", "shorter prompts run dense (0)", whole(chosen.min_length, 0, many));
+    table.group("Measuring");
+    add_device(table, whole_line);
+    table.value("--warmups", "N", "runs before the measured ones (2)", whole(chosen.warmups, 1, 1000));
+    table.value("--repeats", "N", "measured runs; medians are reported (5)", whole(chosen.repeats, 1, 1000));
+    table.value("--json", "FILE", "where the figures go as well", text_into(chosen.json, "a path"));
 }
 
 void add_calibrating(option_table& table, calibrate_options& chosen) {
@@ -343,7 +439,8 @@ error in_our_words(const CLI::ParseError& fault, const CLI::App& app) {
     const auto chosen = app.get_subcommands();
     const std::vector<std::string> left = app.remaining(true);
     if (chosen.empty()) {
-        return {"command", "calibrate, compare, generate, inspect or serve-sim (uniprefill-engine --help)",
+        return {"command",
+                "calibrate, compare, generate, inspect, prefill or serve-sim (uniprefill-engine --help)",
                 left.empty() ? "none" : engine::quoted(left.front())};
     }
     const std::string help = "uniprefill-engine " + chosen.back()->get_name() + " --help";
@@ -387,7 +484,30 @@ void check_workload(const workload_options& asked) {
     ascend("--max-new", asked.min_new, asked.max_new);
 }
 
+void check_prefill(const options& chosen) {
+    if (chosen.device != device_kind::cuda) {
+        throw error("--device", "cuda, which prefill is for (compare measures on the CPU)",
+                    name_of(chosen.device));
+    }
+    const prefill_options& asked = chosen.prefill;
+    const std::int32_t layers = asked.layers.value_or(model_shape("--shape", asked.shape).layers);
+    if (!asked.selecting.empty() && asked.selecting.back() >= layers) {
+        throw error("--selecting", "layers 0 to " + std::to_string(layers - 1),
+                    std::to_string(asked.selecting.back()));
+    }
+    const auto lists = [](prefill_mode mode) {
+        return mode == prefill_mode::lists || mode == prefill_mode::both;
+    };
+    const auto has = [&](attention_kind kind) {
+        return std::find(asked.attention.begin(), asked.attention.end(), kind) != asked.attention.end();
+    };
+    if (!has(attention_kind::uniprefill) && std::all_of(asked.modes.begin(), asked.modes.end(), lists)) {
+        throw error("--attention", "uniprefill, which alone reads lists", "cudnn");
+    }
+}
+
 void check_whole(const options& chosen) {
+    if (chosen.command == command::prefill) return check_prefill(chosen);
     if (chosen.model.empty()) throw error("--model", "the path of a GGUF file", "none");
     if (chosen.command == command::inspect) return;
     if (chosen.command == command::calibrate) {
@@ -460,19 +580,20 @@ command_line parse_command_line(const std::vector<std::string>& arguments, std::
     options compare;
     options generate;
     options inspect;
+    options prefill;
     options serve;
     calibrate.command = command::calibrate;
     calibrate.threads = cores;
     generate.command = command::generate;
     generate.tokens = 128;
     inspect.command = command::inspect;
+    prefill.command = command::prefill;
     serve.command = command::serve_sim;
     compare.threads = generate.threads = serve.threads = cores;
 
-    CLI::App app(
-        "Reads prompts with a small language model on the CPU, dropping tokens that no longer matter\n"
-        "on the way (uniprefill), and compares that with the dense run.",
-        "uniprefill-engine");
+    CLI::App app("Reads prompts with a language model, dropping tokens that no longer matter on the way\n"
+                 "(uniprefill), and compares that with the dense run.",
+                 "uniprefill-engine");
     app.get_formatter()->column_width(30);
     app.require_subcommand(1);
     app.set_version_flag("--version", "uniprefill-engine " + std::to_string(UNIPREFILL_VERSION_MAJOR) + "." +
@@ -496,6 +617,7 @@ command_line parse_command_line(const std::vector<std::string>& arguments, std::
     add_prompt(for_compare, compare);
     add_policy(for_compare, compare.policy);
     add_running(for_compare, compare, cores);
+    add_device(for_compare, compare);
     for_compare.value("--continuation", "N", "last tokens of the text, held out to judge quality (64)",
                       whole(compare.continuation, 0, many));
     add_sampling(for_compare, compare, "tokens to show from both runs (40)");
@@ -510,12 +632,17 @@ command_line parse_command_line(const std::vector<std::string>& arguments, std::
     add_policy(for_generate, generate.policy);
     for_generate.flag("--dense", "drop nothing, read every key", generate.dense);
     add_running(for_generate, generate, cores);
+    add_device(for_generate, generate);
     add_sampling(for_generate, generate, "tokens to write (128)");
 
     option_table for_inspect(app.add_subcommand("inspect", "Say what a model file holds"));
     add_model(for_inspect, inspect, "-m,--model,model");
     for_inspect.group("Output");
     for_inspect.flag("--json", "print it as JSON", inspect.json);
+
+    option_table for_prefill(app.add_subcommand(
+        "prefill", "Measure prefills of random weights and tokens on a CUDA device (synthetic)"));
+    add_prefill(for_prefill, prefill);
 
     option_table for_serve(app.add_subcommand(
         "serve-sim", "Serve many requests at once: batching, chunks, preemption, prefix reuse"));
@@ -550,11 +677,13 @@ command_line parse_command_line(const std::vector<std::string>& arguments, std::
                           : name == "compare"  ? for_compare
                           : name == "generate" ? for_generate
                           : name == "inspect"  ? for_inspect
+                          : name == "prefill"  ? for_prefill
                                                : for_serve;
     options& chosen = name == "calibrate"  ? calibrate
                       : name == "compare"  ? compare
                       : name == "generate" ? generate
                       : name == "inspect"  ? inspect
+                      : name == "prefill"  ? prefill
                                            : serve;
     table.apply();
     check_whole(chosen);

@@ -4,6 +4,7 @@
 
 #include "engine/app/calibrate_options.hpp"
 #include "engine/app/policy.hpp"
+#include "engine/app/prefill_options.hpp"
 #include "engine/app/sampling.hpp"
 #include "engine/app/serve_options.hpp"
 #include "engine/cpu/features.hpp"
@@ -16,7 +17,7 @@
 
 namespace engine {
 
-enum class command { calibrate, compare, generate, inspect, serve_sim };
+enum class command { calibrate, compare, generate, inspect, prefill, serve_sim };
 
 using cpu::arithmetic; ///< what the matrix products compute in
 
@@ -54,6 +55,7 @@ struct options {
     std::optional<std::string> text_file; ///< "-": standard input
     policy_options policy;
     bool dense = false; ///< generate without dropping anything
+    device_kind device = device_kind::cpu;
     engine::arithmetic arithmetic = arithmetic::automatic;
     std::int32_t threads = 1;
     std::int32_t tokens = 40; ///< to generate
@@ -61,7 +63,8 @@ struct options {
     std::optional<std::int32_t> continuation; ///< real tokens at the prompt's end that are held out
     std::string out = "uniprefill-report";
     bool json = false;
-    serve_options serve; ///< serve-sim
+    serve_options serve;     ///< serve-sim
+    prefill_options prefill; ///< prefill
     calibrate_options calibrate;
 };
 

@@ -4,56 +4,19 @@
 #include "engine/model/weights.hpp"
 
 #include "engine/error.hpp"
-#include "engine/model_file/dequantize.hpp"
+#include "engine/model/tensor_rows.hpp"
 
-#include <algorithm>
-#include <initializer_list>
 #include <utility>
 
 namespace engine {
 
 namespace {
 
-const tensor_info& tensor(const gguf& file, const std::string& name) {
-    const tensor_info* found = file.find_tensor(name);
-    if (found == nullptr) throw error("tensor " + quoted(name), "one in the file", "none");
-    return *found;
-}
-
-void dequantize_rows(const tensor_info& from, std::int64_t first, std::int64_t count, float* to) {
-    for (std::int64_t row = first; row < first + count; ++row) {
-        dequantize_row(static_cast<tensor_type>(from.type->number),
-                       from.data + static_cast<std::uint64_t>(row) * from.row_bytes(), to, from.shape[0]);
-        to += from.shape[0];
-    }
-}
-
-std::vector<float> vector_of(const tensor_info& from) {
-    std::vector<float> values(static_cast<std::size_t>(from.elements()));
-    dequantize_rows(from, 0, from.rows(), values.data());
-    return values;
-}
-
-/// The rows of several tensors, one after another, as one matrix.
 template <class Matrix, class Arithmetic>
-Matrix stack(std::initializer_list<const tensor_info*> parts, Arithmetic kind) {
-    std::int64_t out = 0;
-    for (const tensor_info* part : parts) {
-        out += part->rows();
-    }
-    const auto rows = [&parts](int first, int count, float* to) {
-        std::int64_t begin = 0;
-        for (const tensor_info* part : parts) {
-            const std::int64_t end = begin + part->rows();
-            const std::int64_t from = std::max<std::int64_t>(first, begin);
-            const std::int64_t until = std::min<std::int64_t>(first + count, end);
-            if (from < until) {
-                dequantize_rows(*part, from - begin, until - from, to + (from - first) * part->shape[0]);
-            }
-            begin = end;
-        }
-    };
-    return Matrix(static_cast<int>(out), static_cast<int>((*parts.begin())->shape[0]), kind, rows);
+Matrix stack(std::vector<const tensor_info*> parts, Arithmetic kind) {
+    const stacked_rows rows(std::move(parts));
+    return Matrix(static_cast<int>(rows.out()), static_cast<int>(rows.in()), kind,
+                  [&rows](int first, int count, float* to) { rows.read(first, count, to); });
 }
 
 } // namespace
@@ -62,12 +25,12 @@ template <class Ops>
 basic_weights<Ops>::basic_weights(const gguf& file, typename Ops::arithmetic kind)
     : config_(read_llama_config(file))
     , name_(file.find_string("general.name").value_or("unnamed"))
-    , embedding_(&tensor(file, "token_embd.weight"))
-    , output_norm_(vector_of(tensor(file, "output_norm.weight"))) {
+    , embedding_(&tensor_of(file, "token_embd.weight"))
+    , output_norm_(vector_of(tensor_of(file, "output_norm.weight"))) {
     using matrix = typename Ops::matrix;
     for (std::int32_t l = 0; l < config_.layers; ++l) {
         const std::string block = "blk." + std::to_string(l) + ".";
-        const auto part = [&](const char* name) { return &tensor(file, block + name + ".weight"); };
+        const auto part = [&](const char* name) { return &tensor_of(file, block + name + ".weight"); };
         layer_weights<Ops> layer;
         layer.attention_norm = vector_of(*part("attn_norm"));
         layer.ffn_norm = vector_of(*part("ffn_norm"));
@@ -77,7 +40,7 @@ basic_weights<Ops>::basic_weights(const gguf& file, typename Ops::arithmetic kin
         layer.down = stack<matrix>({part("ffn_down")}, kind);
         layers_.push_back(std::move(layer));
     }
-    head_ = stack<matrix>({config_.tied_embeddings ? embedding_ : &tensor(file, "output.weight")}, kind);
+    head_ = stack<matrix>({config_.tied_embeddings ? embedding_ : &tensor_of(file, "output.weight")}, kind);
 }
 
 template <class Ops>

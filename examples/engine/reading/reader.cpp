@@ -46,6 +46,11 @@ session_options options_for(const policy& policy, std::int32_t prompt, std::int3
 
 } // namespace
 
+std::unique_ptr<prompt_reader> loaded_model::reader_of(const policy& policy, std::int32_t prompt,
+                                                       std::int32_t following) {
+    return std::make_unique<reader>(*this, policy, prompt, following);
+}
+
 reader::reader(loaded_model& model, const policy& policy, std::int32_t prompt, std::int32_t following,
                const reading_options& reading)
     : policy_(policy)

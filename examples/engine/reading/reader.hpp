@@ -6,16 +6,17 @@
 #include "engine/model/machine.hpp"
 #include "engine/model/session.hpp"
 #include "engine/model_file/tokenizer.hpp"
+#include "engine/reading/prompt_reader.hpp"
 
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace engine {
 
 /// A model file opened, checked and packed for the CPU.
-class loaded_model {
+class loaded_model final : public prompt_model {
   public:
     loaded_model(const std::string& path, cpu_ops::arithmetic kind)
         : file_(gguf::open(path))
@@ -23,11 +24,14 @@ class loaded_model {
         , ops_(kind)
         , weights_(file_, ops_.kind()) {}
 
-    const tokenizer& words() const { return words_; }
+    const tokenizer& words() const override { return words_; }
     const cpu_weights& weights() const { return weights_; }
-    const llama_config& config() const { return weights_.config(); }
+    const llama_config& config() const override { return weights_.config(); }
+    const std::string& name() const override { return weights_.name(); }
+    std::string arithmetic() const override { return cpu::name(ops_.kind()); }
     cpu_ops& ops() { return ops_; }
-    model_identity identity() const { return {weights_.name(), config().layers, config().hidden}; }
+    std::unique_ptr<prompt_reader> reader_of(const policy& policy, std::int32_t prompt,
+                                             std::int32_t following) override;
 
   private:
     gguf file_;
@@ -48,34 +52,25 @@ struct reading_options {
     bool decide_at_end = false;
 };
 
-/// One prompt read under one policy, and what follows it.
-class reader {
+/// One prompt read on the CPU.
+class reader final : public prompt_reader {
   public:
-    /// Called between segments with the share of the layers that are done.
-    using progress_call = std::function<void(double)>;
-
     /// @param following  tokens that may be fed after the prompt
     reader(loaded_model& model, const policy& policy, std::int32_t prompt, std::int32_t following,
            const reading_options& reading = {});
 
-    /// Reads the prompt; the logits of its last row are in logits().
-    void prefill(const std::vector<std::int32_t>& tokens, const progress_call& progress = {});
-    /// Feeds tokens at once; logits() has a row for each.
-    void feed(const std::vector<std::int32_t>& tokens);
-    /// Feeds tokens as generated ones are, one step each; logits() has the last one's row.
-    void feed_one(std::int32_t token);
-    /// Forgets what came after the prompt.
-    void back_to_prompt();
+    void prefill(const std::vector<std::int32_t>& tokens, const progress_call& progress = {}) override;
+    void feed(const std::vector<std::int32_t>& tokens) override;
+    void feed_one(std::int32_t token) override;
+    void back_to_prompt() override;
 
-    const std::vector<float>& logits() const { return logits_; }
-    /// From tokens in to the first logits.
-    double prefill_seconds() const { return prefill_seconds_; }
+    const std::vector<float>& logits() const override { return logits_; }
+    double prefill_seconds() const override { return prefill_seconds_; }
     /// Of the decisions at the prompt's end, after the first logits.
     double decision_seconds() const { return decision_seconds_; }
     /// Of the prefill, all steps together; without outcomes and blocks where it took several.
-    const std::vector<layer_record>& layers() const { return layers_; }
-    /// By prompt token: the last layer that dropped it, -1 where none did.
-    const std::vector<std::int32_t>& dropped_at() const { return dropped_at_; }
+    const std::vector<layer_record>& layers() const override { return layers_; }
+    const std::vector<std::int32_t>& dropped_at() const override { return dropped_at_; }
     cpu_session& session() { return session_; }
 
   private:

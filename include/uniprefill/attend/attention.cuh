@@ -72,3 +72,5 @@ class prefill_attention<Policy, backend::cuda> {
 };
 
 UNIPREFILL_END_NAMESPACE
+
+#include <uniprefill/attend/detail/cuda_attention.inl>

@@ -9,17 +9,19 @@
 ///   reads[h,r] = keys i of r's request with pos(i) <= pos(r), inside the model's window,
 ///                and before r's segment, or in a block that h's list names, or in r's own window of blocks
 ///   out[h,r]   = sum over i in reads of softmax(scale * q[h,r].k[kv(h),i]) * v[kv(h),i]
-///   lse[r,h]   = log of the sum of exp(scale * q.k) over them (natural)
+///   lse[r,h]   = log of the softmax's denominator (natural)
 /// @endcode
-/// block_lists.hpp says which blocks a list and its window are. Without lists every key that a query sees is
-/// read. One pass with a running maximum over tiles of keys (Milakov and Gimelshein, arXiv 1805.02867; tiled
-/// as in Dao et al., arXiv 2205.14135).
+/// Sink logits are one more term of the denominator, and so of lse: out * exp(lse) is always the sum of
+/// exp(score) * v, which is what merge.hpp adds up. block_lists.hpp says which blocks a list and its window
+/// are. Without lists every key that a query sees is read. One pass with a running maximum over tiles of keys
+/// (Milakov and Gimelshein, arXiv 1805.02867; tiled as in Dao et al., arXiv 2205.14135).
 #pragma once
 
 #include <uniprefill/attend/options.hpp>
 #include <uniprefill/core/backend.hpp>
 #include <uniprefill/core/batch.hpp>
 #include <uniprefill/core/block_lists.hpp>
+#include <uniprefill/core/detail/host_build.hpp>
 #include <uniprefill/core/element.hpp>
 #include <uniprefill/core/extent.hpp>
 #include <uniprefill/core/kv_view.hpp>
@@ -62,21 +64,34 @@ class prefill_attention<Policy, backend::host> {
 
     /// Whether the limits are good and agree with the policy's constants. run() asks too. O(1),
     /// deterministic, thread-safe.
+    /// @return the first field that is wrong: invalid_argument
     [[nodiscard]] UNIPREFILL_HOST_API status check() const noexcept;
 
-    /// Bytes that run() needs, 0 where check() fails. Pure; monotone in rows, cached tokens, heads and head
-    /// dimension; there is no buffer of queries x keys.
+    /// Bytes that run() needs, 0 where check() fails. Pure, the same on every machine, monotone in rows,
+    /// segments, heads and head dimension; there is no buffer of queries x keys. With S = max_segments, and
+    /// every line rounded up to 256 bytes, the sum of
+    /// @code
+    ///   S * 8                                       units of work of the segments
+    ///   S                                           whether heads are worked on together
+    ///   workers * floats * 4                        tiles of queries, keys, scores and outputs of each
+    ///   thread
+    /// where
+    ///   workers = min(64, num_heads * (floor(max_rows / 64) + S))
+    ///   floats  = 328 * head_dim + 5128, rounded up to 16
+    /// @endcode
     [[nodiscard]] UNIPREFILL_HOST_API std::size_t workspace_bytes() const noexcept;
 
     /// Attends with the queries that @p kept keeps.
     ///
-    /// A query that reads no key gets zeros and an lse of -infinity. NaN or infinity among a request's keys
-    /// or values can reach any of its own queries, never another request's.
+    /// A query that reads no key gets zeros and an lse of -infinity, or its sink logit where there is one.
+    /// NaN or infinity among a request's keys or values can reach any of its own queries, never another
+    /// request's; here, only those that read them. A score that isn't finite makes its row NaN.
     ///
     /// Deterministic: a row's bits follow from its query, its position, its list and the keys and values that
-    /// it reads, not from threads, packing or the other query rows. Cost: 4 * head_dim floating-point
-    /// operations for each (query, key) pair that is read. Threads: OpenMP's, where the including project
-    /// compiles with it. Thread-safe.
+    /// it reads, not from threads, packing, the other query rows, or which of the keys are cached; and so not
+    /// from the chunks that a request without lists is prefilled in. Cost: 4 * head_dim floating-point
+    /// operations for each (query, key) pair that is read. Threads: OpenMP's, at most 64 and one for every
+    /// 2^22 multiply-adds, where the including project compiles with it. Thread-safe.
     ///
     /// @param queries [kept.kept_bound, num_heads, head_dim], rotated, not scaled: row i is row
     ///                kept.kept_to_old[i] of the batch, or row i where @p kept is the identity
@@ -94,7 +109,8 @@ class prefill_attention<Policy, backend::host> {
     /// @param lse     [kept.kept_bound, num_heads] natural logarithms; null: not wanted
     /// @param memory  at least workspace_bytes() bytes, only used during the call
     /// @return the first argument that is wrong; nothing has been written then
-    template <class T, class Cache>
+    /// @tparam Build names the compiler flags of the calling translation unit; leave it alone
+    template <class T, class Cache, std::int32_t Build = detail::host_build>
     UNIPREFILL_HOST_API status run(const head_rows<const T>& queries, const key_source<T, Cache>& keys,
                                    const key_source<T, Cache>& values, const attention_options& options,
                                    const batch_view& batch, const selection& kept, const block_lists& lists,
@@ -106,3 +122,5 @@ class prefill_attention<Policy, backend::host> {
 };
 
 UNIPREFILL_END_NAMESPACE
+
+#include <uniprefill/attend/detail/host_attention.inl>

@@ -116,8 +116,8 @@ struct page_pointer_cache {
     }
 };
 
-/// The keys (or values) of a step: this step's rows, and those that the layer's cache already holds. The cache
-/// may have another element type than the rows.
+/// The keys (or values) of a step: this step's rows, and those that the layer's cache already holds. The
+/// cache may have another element type than the rows.
 template <class T, class Cache = no_cache<T>>
 struct key_source {
     head_rows<const T> rows; // [batch.num_rows, num_kv_heads, head_dim], rotated as the queries are

@@ -18,6 +18,7 @@
 #include <uniprefill/core/attention_params.hpp>
 #include <uniprefill/core/backend.hpp>
 #include <uniprefill/core/batch.hpp>
+#include <uniprefill/core/detail/host_build.hpp>
 #include <uniprefill/core/element.hpp>
 #include <uniprefill/core/extent.hpp>
 #include <uniprefill/core/kv_view.hpp>
@@ -26,7 +27,6 @@
 #include <uniprefill/core/rows.hpp>
 #include <uniprefill/core/status.hpp>
 #include <uniprefill/core/workspace.hpp>
-#include <uniprefill/importance/detail/host_build.hpp>
 #include <uniprefill/importance/head_reduction.hpp>
 
 #include <cstddef>

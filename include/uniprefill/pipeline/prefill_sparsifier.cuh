@@ -143,13 +143,24 @@ class prefill_step<Policy, backend::cuda> {
                              queue);
     }
 
+    /// Asks for masses by head: from here on decide() writes those of its layer, whether that selects or not,
+    /// with their fault words in masses(). For block lists (block_lister.cuh) and head policies. Where a
+    /// layer doesn't select, no rank asks the others: the fault words are this rank's alone. A captured step
+    /// writes where the capture said. O(1).
+    /// @param per_head  [limits::num_heads, limits::max_blocks()] in device memory, the engine's own; null
+    ///                  arrays: not wanted any more
+    UNIPREFILL_HOST_API void want_head_masses(const head_mass_view& per_head) noexcept {
+        per_head_ = per_head;
+    }
+
     /// Decides which of rows() go on. They stay alive until leave(), since keys of all of them still take
     /// part.
     ///
-    /// Five or six launches, and the reduction's; none at a layer that doesn't select, or where
-    /// rows().num_rows is 0, which answer with the identity. A step of decode rows alone costs the launches
-    /// all the same, since tags are known to the device alone: an engine that knows needn't ask. On an error
-    /// nothing has changed. Complexity and rounding: importance.cuh and selector.cuh.
+    /// Five or six launches, and the reduction's. A layer that doesn't select, or where rows().num_rows is 0,
+    /// answers with the identity and launches nothing but what want_head_masses() asked for, up to four. A
+    /// step of decode rows alone costs the launches all the same, since tags are known to the device alone:
+    /// an engine that knows needn't ask. On an error nothing has changed. Complexity and rounding:
+    /// importance.cuh and selector.cuh.
     /// @param q            queries after RoPE (and QK norm), [rows().num_rows, num_heads, head_dim]
     /// @param keys         keys of rows() and, for chunks, those that this layer has cached
     /// @param attention    `sink_logits` and `key_scales` in device memory
@@ -203,6 +214,7 @@ class prefill_step<Policy, backend::cuda> {
     row_lineage<backend::cuda> lineage_;
     selection decided_{};
     mass_view masses_{};
+    head_mass_view per_head_{};
     typename Policy::rule* rules_ = nullptr; // [num_selecting, max_requests] where a layer has one for all
     workspace scratch_{};                    ///< what is left of the caller's memory for each operation
 };

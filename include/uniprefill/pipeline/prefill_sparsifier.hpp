@@ -134,8 +134,7 @@ class prefill_step {
 
     /// Asks for masses by head: from here on decide() writes those of its layer, whether that selects or not,
     /// with their fault words in masses(). For block lists (block_lister) and head policies. Where a layer
-    /// doesn't select, no rank asks the others: the fault words are this rank's alone. Only the host's step
-    /// has it so far. O(1).
+    /// doesn't select, no rank asks the others: the fault words are this rank's alone. O(1).
     /// @param per_head  [limits::num_heads, limits::max_blocks()]; null arrays: not wanted any more
     UNIPREFILL_HOST_API void want_head_masses(const head_mass_view& per_head) noexcept {
         per_head_ = per_head;

@@ -42,7 +42,8 @@ template <class Rule>
                : failure(status_code::invalid_argument, "options.window", ">= 0", options.window);
 }
 
-/// Makes the block lists of a step; specialised for each backend.
+/// Makes the block lists of a step; specialised for each backend: backend::host here, backend::cuda in
+/// block_lister.cuh.
 template <class Rule = selection_rule, class Backend = backend::host>
 class block_lister;
 

@@ -65,11 +65,6 @@ struct item_reach {
     row_reach most;
 };
 
-[[nodiscard]] UNIPREFILL_API constexpr std::int32_t clamped(std::int32_t value, std::int32_t least,
-                                                            std::int32_t most) noexcept {
-    return value < least ? least : value > most ? most : value;
-}
-
 /// Rows that a segment has queries of: [begin, end) of the kept ones, whatever the arrays say within bounds.
 struct kept_range {
     std::int32_t begin;
@@ -157,10 +152,10 @@ struct item_row {
     constexpr std::int32_t never = INT32_MAX;
     const std::int32_t kept = row_of(step, item, row).kept;
     const std::int32_t packed_row = step.kept_to_old != nullptr ? step.kept_to_old[kept] : kept;
-    const std::int32_t in_segment = packed_row - item.segment_begin;
-    if (in_segment < 0 || in_segment >= item.segment_rows) {
+    if (packed_row < item.segment_begin || packed_row - item.segment_begin >= item.segment_rows) {
         return {0, 0, never};
     }
+    const std::int32_t in_segment = packed_row - item.segment_begin;
     const std::int32_t* positions = step.batch.positions;
     const std::int32_t position = positions[packed_row];
     row_reach made{0, item.context + in_segment + 1, 0};
@@ -194,7 +189,8 @@ struct item_row {
 /// Keys that are multiplied together: slots of consecutive keys, each inside one block.
 template <std::int32_t TileKeys, std::int32_t G>
 struct key_tile {
-    static constexpr std::int32_t slot_keys = G < 64 ? G : 64;
+    static constexpr std::int32_t largest_slot = TileKeys < 64 ? TileKeys : 64;
+    static constexpr std::int32_t slot_keys = G < largest_slot ? G : largest_slot;
     static constexpr std::int32_t slots = TileKeys / slot_keys;
     std::int32_t first[slots];
     std::int32_t end[slots]; ///< == first: an empty slot
@@ -250,7 +246,8 @@ class key_walk {
 #    pragma unroll
 #endif
         for (std::int32_t i = 0; i < tile::slots; ++i) {
-            if (in_block_ >= G && !next_block()) {
+            const bool is_through = in_block_ >= G || context_ + now_ * G + in_block_ >= reach_.most.end;
+            if (is_through && !next_block()) {
                 set(out, i, 0, 0, false);
                 continue;
             }
@@ -281,8 +278,12 @@ class key_walk {
                 break;
             }
             ++entry_;
-            if (block >= first_block_ && block <= (keys_end_ - context_ - 1) / G &&
-                context_ + block * G < reach_.most.end) {
+            if (block < first_block_) {
+                continue;
+            }
+            if (block > (keys_end_ - context_ - 1) / G || context_ + block * G >= reach_.most.end) {
+                entry_ = entries_; // entries ascend: the rest lies behind the rows as well
+            } else {
                 now_ = block;
                 now_unlisted_ = false;
                 in_block_ = 0;
@@ -312,7 +313,7 @@ class key_walk {
     std::int32_t window_block_;
     std::int32_t block_; ///< next of those that are read for their place
     std::int32_t now_ = 0;
-    std::int32_t in_block_; ///< keys of it that earlier slots have
+    std::int32_t in_block_; ///< keys of `now_` that earlier slots have
     bool now_unlisted_ = false;
     bool has_lists_;
 };

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <uniprefill/attend/detail/attend_work.hpp>
+#include <uniprefill/core/attention_params.hpp>
 #include <uniprefill/core/cuda.cuh>
 #include <uniprefill/core/detail/scalar_math.hpp>
 #include <uniprefill/core/kv_view.hpp>
@@ -15,6 +16,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
@@ -41,6 +43,13 @@ struct attend_scores {
     float factor = 0;  ///< scores to log2 units; with a soft-cap, scores to its argument
     float softcap = 0; ///< the soft-cap in log2 units; 0: none
     const float* sink_logits = nullptr;
+
+    template <std::int32_t D>
+    [[nodiscard]] static UNIPREFILL_HOST_API attend_scores of(const attention_params& params) noexcept {
+        const float scale = params.scale > 0 ? params.scale : 1.0f / std::sqrt(static_cast<float>(D));
+        return {params.softcap > 0 ? scale / params.softcap : scale * log2_of_euler,
+                params.softcap * log2_of_euler, params.sink_logits};
+    }
 };
 
 template <class T, class Cache>
@@ -131,23 +140,28 @@ class warp_list {
 /// reference is exact: probabilities, their sums and outputs are scaled by powers of 2, and no bit of a row
 /// depends on when its maximum was found, so on how keys are cut into tiles. 2^-13 is 1/20 of what rounding
 /// a probability to 16 bits loses. Exact within 512 of 0; beyond, coarser, as floats are.
-inline constexpr float exponent_grid = 1536.0f; ///< 1.5 * 2^10: its last place is 2^-13
+inline constexpr float exponent_grid = 1536.0f;  ///< 1.5 * 2^10: its last place is 2^-13
+inline constexpr float nothing_read = -INFINITY; ///< the score of a key that a row doesn't read
 
 template <bool Softcap>
 [[nodiscard]] __device__ UNIPREFILL_HIDDEN inline float on_grid(float score, const attend_scores& how) {
     if constexpr (Softcap) {
-        return add(multiply(how.softcap, tanh_of(multiply(score, how.factor))), exponent_grid);
+        const float capped = multiply(how.softcap, tanh_of(multiply(score, how.factor)));
+        return score == nothing_read ? nothing_read : add(capped, exponent_grid);
     } else {
         return multiply_add(score, how.factor, exponent_grid);
     }
 }
 
-inline constexpr float nothing_read = -INFINITY;
-
-/// One row's running softmax.
+/// One row's running softmax, whose probabilities are rounded to @p T.
+template <class T>
 struct softmax_row {
+    /// Probabilities are 2^headroom times as large as they are against the reference: fp16 holds only those
+    /// from 2^-14 on with all its bits, and which bits there are must not depend on the reference.
+    static constexpr float headroom = std::is_same_v<T, half> ? 15.0f : 0.0f;
+
     float reference = nothing_read; ///< an integer, at least every exponent so far
-    float sum = 0;                  ///< of 2^(exponent - reference)
+    float sum = 0;                  ///< of 2^(exponent - reference + headroom)
 
     /// Takes in the largest exponent (on_grid()) of a tile. @return what sums so far are multiplied by
     __device__ UNIPREFILL_HIDDEN float raise(float largest_on_grid) {
@@ -161,7 +175,7 @@ struct softmax_row {
     }
     /// What on_grid() is lessened by.
     [[nodiscard]] __device__ UNIPREFILL_HIDDEN float subtrahend() const {
-        return add(exponent_grid, reference == nothing_read ? 0.0f : reference);
+        return add(exponent_grid - headroom, reference == nothing_read ? 0.0f : reference);
     }
     /// 2^x for an integer x <= 0, exactly; 0 below 2^-126, 1 where x isn't a number: before the first key.
     [[nodiscard]] static __device__ UNIPREFILL_HIDDEN float power_of_two(float x) {
@@ -169,6 +183,23 @@ struct softmax_row {
         return __int_as_float((static_cast<std::int32_t>(kept) + 127) << 23);
     }
 };
+
+/// What two states are multiplied by before they are added.
+struct state_factors {
+    float first;
+    float second;
+};
+/// Adds the softmax of other keys of the row to @p row. Exact but for the sum: factors are powers of 2.
+template <class T>
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline state_factors combine(softmax_row<T>& row,
+                                                                        const softmax_row<T>& more) {
+    const float reference = larger(row.reference, more.reference);
+    const state_factors made{softmax_row<T>::power_of_two(add(row.reference, -reference)),
+                             softmax_row<T>::power_of_two(add(more.reference, -reference))};
+    row.sum = add(multiply(row.sum, made.first), multiply(more.sum, made.second));
+    row.reference = reference;
+    return made;
+}
 
 /// Two floats as a word of two T, rounded to nearest.
 template <class T>
@@ -188,8 +219,9 @@ struct row_end {
     float factor;
     float lse;
 };
+template <class T>
 [[nodiscard]] __device__ UNIPREFILL_HIDDEN inline row_end
-finish_row(softmax_row row, const attend_scores& how, std::int32_t head) {
+finish_row(softmax_row<T> row, const attend_scores& how, std::int32_t head) {
     float sink = 0;
     float factor = 1;
     if (how.sink_logits != nullptr) {
@@ -202,7 +234,7 @@ finish_row(softmax_row row, const attend_scores& how, std::int32_t head) {
         return {0, nothing_read};
     }
     return {multiply(factor, reciprocal(sum)),
-            multiply(add(row.reference, log2_of(sum)), 0.69314718055994530942f)};
+            multiply(add(add(row.reference, -row.headroom), log2_of(sum)), 0.69314718055994530942f)};
 }
 
 } // namespace detail

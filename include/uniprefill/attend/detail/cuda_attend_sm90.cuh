@@ -648,7 +648,7 @@ class UNIPREFILL_HIDDEN attend_sm90_multiplier {
         row_end ends[2];
 #    pragma unroll
         for (std::int32_t half = 0; half < 2; ++half) {
-            softmax_row row = rows_[half];
+            softmax_row<T> row = rows_[half];
             row.sum = add(row.sum, __shfl_xor_sync(0xffffffffu, row.sum, 1));
             row.sum = add(row.sum, __shfl_xor_sync(0xffffffffu, row.sum, 2));
             const std::int32_t at = first + lane_ / 4 + 8 * half;
@@ -696,7 +696,7 @@ class UNIPREFILL_HIDDEN attend_sm90_multiplier {
     ring_place<shape::stages> key_;
     ring_place<shape::stages> value_;
     ring_place<shape::stages + 2> note_;
-    softmax_row rows_[2];
+    softmax_row<T> rows_[2];
     row_reach reach_[2];
 };
 

@@ -3,11 +3,9 @@
 
 #pragma once
 
-#include <uniprefill/attend/detail/check_attention.hpp>
+#include <uniprefill/attend/detail/check_arguments.hpp>
 #include <uniprefill/attend/detail/cuda_attend_bodies.cuh>
 #include <uniprefill/core/detail/check_device_batch.hpp>
-
-#include <cmath>
 
 UNIPREFILL_BEGIN_NAMESPACE
 
@@ -52,18 +50,31 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run(
     constexpr std::int32_t D = Policy::head_dim::value();
     UNIPREFILL_TRY(check());
     UNIPREFILL_TRY(detail::check_device_batch(batch, bounds_));
-    UNIPREFILL_TRY(detail::check_kept(kept, batch, memory_space::device));
-    const std::int32_t query_rows = kept.identity ? batch.num_rows : kept.kept_bound;
-    UNIPREFILL_TRY(detail::check_attention_rows(queries, keys, values, out, batch.num_rows, query_rows,
-                                                batch.cached_lens != nullptr, bounds_));
+    UNIPREFILL_TRY(detail::check_kept_shape(kept, batch, memory_space::device));
+    UNIPREFILL_TRY(detail::check_query_rows(queries, bounds_, kept.kept_bound, "queries",
+                                            "at least kept.kept_bound rows"));
+    UNIPREFILL_TRY(detail::check_rows(keys.rows, bounds_.num_kv_heads, bounds_.head_dim, batch.num_rows,
+                                      "keys.rows", "limits.num_kv_heads heads"));
+    UNIPREFILL_TRY(detail::check_rows(values.rows, bounds_.num_kv_heads, bounds_.head_dim, batch.num_rows,
+                                      "values.rows", "limits.num_kv_heads heads"));
+    const bool has_cache = batch.cached_lens != nullptr;
+    if (has_cache) {
+        UNIPREFILL_TRY(detail::check_caches(keys.cached, values.cached));
+    }
+    UNIPREFILL_TRY(detail::check_params(options.params));
+    UNIPREFILL_TRY(detail::require_no_key_scales(options.params));
+    UNIPREFILL_TRY(detail::check_window_shape(options));
+    if (lists.offsets != nullptr) {
+        UNIPREFILL_TRY(detail::check_list_shape(lists, batch, bounds_, memory_space::device));
+        UNIPREFILL_TRY(detail::require_pointer(lists.blocks, "lists.blocks"));
+    }
     UNIPREFILL_TRY(
-        detail::check_attention_alignment(queries, keys, values, out, batch.cached_lens != nullptr));
-    UNIPREFILL_TRY(detail::check_attention_options(options));
-    UNIPREFILL_TRY(detail::check_list_shape(lists, batch.num_segments, memory_space::device, bounds_));
+        detail::check_query_rows(out, bounds_, kept.kept_bound, "out", "at least kept.kept_bound rows"));
+    UNIPREFILL_TRY(detail::check_attention_alignment(queries, keys, values, out, has_cache));
     UNIPREFILL_TRY(memory.check(workspace_bytes()));
     using bodies = detail::attend_bodies<T, Cache, D, G>;
     UNIPREFILL_TRY(bodies::check(device_));
-    if (batch.num_segments == 0 || query_rows == 0) {
+    if (batch.num_segments == 0 || kept.kept_bound == 0) {
         return success();
     }
 
@@ -73,7 +84,7 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run(
     task.step.batch = batch;
     if (!kept.identity) {
         task.step.kept_to_old = kept.kept_to_old;
-        task.step.cu_kept = batch.cu_segments != nullptr ? kept.cu_segments : kept.cu_seqlens;
+        task.step.cu_kept = kept.cu_segments;
     }
     task.step.lists = lists;
     task.step.units = units;
@@ -82,15 +93,11 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run(
     task.step.window = options.window;
     task.step.cached_positions = options.cached_positions;
     task.step.cached_positions_stride = options.cached_positions_stride;
-    task.step.kept_bound = query_rows;
+    task.step.kept_bound = kept.kept_bound;
     task.step.tile_rows = bodies::tile_rows(device_);
     task.step.key_bytes = 2 * D * static_cast<std::int32_t>(sizeof(T));
     task.plan = detail::attend_plan::carve(carved, bounds_.max_segments);
-    const float scale =
-        options.params.scale > 0 ? options.params.scale : 1.0f / std::sqrt(static_cast<float>(D));
-    const float softcap = options.params.softcap;
-    task.scores = {softcap > 0 ? scale / softcap : scale * detail::log2_of_euler,
-                   softcap * detail::log2_of_euler, options.params.sink_logits};
+    task.scores = detail::attend_scores::of<D>(options.params);
     task.queries = queries;
     task.keys = keys.rows;
     task.values = values.rows;

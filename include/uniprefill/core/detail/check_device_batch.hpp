@@ -44,6 +44,20 @@ namespace detail {
                : failure(invalid, "batch.positions", "an array, not a null pointer", 0);
 }
 
+/// As above, for operations that look at each segment's request.
+[[nodiscard]] inline UNIPREFILL_HOST_API status check_device_segments(const batch_view& batch,
+                                                                      const limits& bounds) noexcept {
+    UNIPREFILL_TRY(check_device_batch(batch, bounds));
+    if (batch.num_segments < batch.num_requests) {
+        return failure(status_code::invalid_argument, "batch.num_segments",
+                       "at least one segment for each request", batch.num_segments);
+    }
+    return batch.num_requests > 0 || batch.num_segments + batch.num_rows == 0
+               ? success()
+               : failure(status_code::invalid_argument, "batch.num_requests",
+                         "more than 0 where there are rows or segments", 0);
+}
+
 } // namespace detail
 
 UNIPREFILL_END_NAMESPACE

@@ -30,11 +30,11 @@ __device__ UNIPREFILL_HIDDEN inline void barrier_arrive(std::uint64_t* barrier) 
 __device__ UNIPREFILL_HIDDEN inline void barrier_arrive_expecting(std::uint64_t* barrier,
                                                                   std::uint32_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("{\n.reg .b64 state;\n"
-                 "mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}" ::"r"(
-                     shared_address(barrier)),
-                 "r"(bytes)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .b64 state;\n"
+        "mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}" ::"r"(shared_address(barrier)),
+        "r"(bytes)
+        : "memory");
 #else
     static_cast<void>(barrier);
     static_cast<void>(bytes);
@@ -182,8 +182,8 @@ __device__ UNIPREFILL_HIDDEN inline void matrix_step(float (&sums)[Keys / 2], st
     }
 }
 
-/// Describes @p Keys rows of 128 bytes in the 128-byte swizzle as a factor whose columns are contiguous: 8 rows
-/// are 1,024 bytes apart, 64 columns a panel of all rows.
+/// Describes @p Keys rows of 128 bytes in the 128-byte swizzle as a factor whose columns are contiguous: 8
+/// rows are 1,024 bytes apart, 64 columns a panel of all rows.
 template <std::int32_t Keys>
 __device__ UNIPREFILL_HIDDEN inline std::uint64_t value_descriptor(std::uint32_t place) {
     constexpr std::uint64_t swizzle_128 = std::uint64_t{1} << 62;
@@ -192,9 +192,9 @@ __device__ UNIPREFILL_HIDDEN inline std::uint64_t value_descriptor(std::uint32_t
     return swizzle_128 | eight_rows | panel | place;
 }
 
-/// sums += weights * values for 64 rows of weights, 16 keys and @p Columns columns, of which the sums are those
-/// from @p First on. Weights of a thread are those that matrix_step() gave it as sums of 16 keys: rounded to T,
-/// two neighbours in a word.
+/// sums += weights * values for 64 rows of weights, 16 keys and @p Columns columns, of which the sums are
+/// those from @p First on. Weights of a thread are those that matrix_step() gave it as sums of 16 keys:
+/// rounded to T, two neighbours in a word.
 template <class T, int Columns, int First, int Sums>
 __device__ UNIPREFILL_HIDDEN inline void value_step(float (&sums)[Sums], const std::uint32_t (&weights)[4],
                                                     std::uint64_t values) {

@@ -24,6 +24,16 @@ __device__ UNIPREFILL_HIDDEN inline void load_squares(std::uint32_t (&words)[4],
                  : "memory");
 }
 
+/// The same, each square turned over its diagonal: a lane gets elements 2 * (l mod 4) and the next of column
+/// l / 4. Elements of 16 bits.
+__device__ UNIPREFILL_HIDDEN inline void load_squares_transposed(std::uint32_t (&words)[4],
+                                                                 std::uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(address)
+                 : "memory");
+}
+
 /// sums += a * b^T for 16 rows of a and 8 of b. Of lane l, a[i] is row l / 4 + 8 * (i mod 2), bytes 16 * (i /
 /// 2) + 4 * (l mod 4); b0 and b1 are row l / 4 and the same bytes; sums[i] is row l / 4 + 8 * (i / 2) of a,
 /// row 2 * (l mod 4) + i mod 2 of b.

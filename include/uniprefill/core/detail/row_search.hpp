@@ -2,7 +2,7 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 
 /// @file
-/// Rows by position.
+/// Rows by position, and numbers kept within bounds.
 #pragma once
 
 #include <uniprefill/core/config.hpp>
@@ -12,6 +12,12 @@
 UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
+
+/// @p value, moved into least..most.
+[[nodiscard]] UNIPREFILL_API constexpr std::int32_t clamped(std::int32_t value, std::int32_t least,
+                                                            std::int32_t most) noexcept {
+    return value < least ? least : value > most ? most : value;
+}
 
 /// The first row of [begin, end) at @p position or later. Positions ascend. Whatever they are, the answer
 /// lies in begin..end and doesn't fall when @p position grows.

@@ -6,8 +6,8 @@
 #pragma once
 
 #include <uniprefill/core/detail/any_team.hpp>
-#include <uniprefill/importance/detail/combine_task.hpp>
 #include <uniprefill/core/detail/scalar_math.hpp>
+#include <uniprefill/importance/detail/combine_task.hpp>
 #include <uniprefill/importance/detail/segment_plan.hpp>
 
 #include <cstdint>

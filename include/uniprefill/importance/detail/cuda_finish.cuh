@@ -6,8 +6,8 @@
 /// scale, soft-cap, what rows see, what forced boundaries cut.
 #pragma once
 
-#include <uniprefill/importance/detail/cuda_score.cuh>
 #include <uniprefill/core/detail/scalar_math.hpp>
+#include <uniprefill/importance/detail/cuda_score.cuh>
 
 #include <cstdint>
 

@@ -6,8 +6,8 @@
 /// number for each (query row, slot).
 #pragma once
 
-#include <uniprefill/core/rows.hpp>
 #include <uniprefill/core/detail/scalar_math.hpp>
+#include <uniprefill/core/rows.hpp>
 #include <uniprefill/importance/detail/score_share.hpp>
 #include <uniprefill/importance/detail/segment_plan.hpp>
 

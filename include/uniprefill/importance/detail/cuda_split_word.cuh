@@ -5,8 +5,8 @@
 /// Floats as matrix instructions take them: two numbers of 11 bits. PTX ISA, section cvt.
 #pragma once
 
-#include <uniprefill/core/element.hpp>
 #include <uniprefill/core/detail/scalar_math.hpp>
+#include <uniprefill/core/element.hpp>
 
 #include <cstdint>
 

@@ -6,17 +6,13 @@
 /// summed across lanes, so a row's numbers don't depend on which lane it has or who its neighbours are.
 #pragma once
 
-#include <uniprefill/importance/detail/vector_math.hpp>
+#include <uniprefill/core/detail/vector_math.hpp>
 
 #include <cstdint>
 
 UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
-
-/// What a partial holds where no key is visible. Adding a log2 to it, or taking 2 to its difference from a
-/// score, needs no special case: the first changes nothing, the second is nothing beside the row's own 1.
-inline constexpr float no_keys = -3.402823466e+38f;
 
 /// Partials of a row are summed in runs of this many, so that 2 million keys lose no more digits than a few.
 inline constexpr std::int64_t sum_run = 64;
@@ -30,20 +26,6 @@ struct UNIPREFILL_HIDDEN host_kernels : vector_math<Build> {
     using math::width;
     using typename math::floats;
     using typename math::ints;
-
-    /// Copies a row into floats. Runs of constant length vectorise at every optimisation level.
-    template <class T>
-    static void convert_row(const T* from, std::int32_t count, float* to) noexcept {
-        std::int32_t i = 0;
-        for (; i + 16 <= count; i += 16) {
-            for (std::int32_t j = 0; j < 16; ++j) {
-                to[i + j] = to_float(from[i + j]);
-            }
-        }
-        for (; i < count; ++i) {
-            to[i] = to_float(from[i]);
-        }
-    }
 
     /// Scores of `keys` keys against one panel of query rows: one register tile.
     /// @param queries [head_dim][panel], already multiplied by the scale

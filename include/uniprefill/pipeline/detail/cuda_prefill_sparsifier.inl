@@ -150,18 +150,23 @@ UNIPREFILL_HOST_API status prefill_step<Policy, backend::cuda>::decide(
             .at_layer(layer);
     }
     const std::int32_t index = detail::find_layer(made_by_->options(), layer);
-    if (index < 0 || batch.num_rows == 0 || batch.num_segments == 0) {
-        out =
-            selection::keep_all(batch.num_requests, batch.num_segments, batch.num_rows, memory_space::device);
+    const bool selects = index >= 0 && batch.num_rows > 0 && batch.num_segments > 0;
+    const selection all =
+        selection::keep_all(batch.num_requests, batch.num_segments, batch.num_rows, memory_space::device);
+    if (!selects && per_head_.free == nullptr) {
+        out = all;
         return success();
     }
     batch.cached_lens = cached_lens;
 
     const importance_estimator<typename Policy::estimator, backend::cuda> estimator(bounds, device);
-    if (const status done =
-            estimator.run(q, keys, attention, batch, masses_, head_mass_view{}, scratch_, queue);
+    if (const status done = estimator.run(q, keys, attention, batch, masses_, per_head_, scratch_, queue);
         !done.ok()) {
         return done.at_layer(layer);
+    }
+    if (!selects) {
+        out = all;
+        return success();
     }
     // The estimator has written the whole buffer, so that ranks can reduce all of it.
     if (const status done = reduction(masses_.free, mass_view::rank_buffer_size(bounds),

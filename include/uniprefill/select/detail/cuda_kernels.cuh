@@ -35,15 +35,6 @@ struct selector_call {
     block_place* places = nullptr;       // [blocks of all segments] laid out by block_offset()
 };
 
-/// What the threads of a thread block share, in the kernel and in functions of their own alike, all of which
-/// know that it is shared memory.
-template <class Memory>
-[[nodiscard]] __device__ UNIPREFILL_HIDDEN Memory& shared_memory() {
-    static_assert(sizeof(Memory) <= 48 * 1024, "more needs a permission for each function and device");
-    alignas(16) __shared__ unsigned char storage[sizeof(Memory)];
-    return *reinterpret_cast<Memory*>(storage);
-}
-
 /// The team that decides and writes at once.
 template <bool Clustered>
 using team_at_once = block_team<select_threads, Clustered>;

@@ -115,15 +115,7 @@ UNIPREFILL_HOST_API status block_selector<Rule, backend::cuda>::run(
     selection& out, workspace memory, backend::cuda::stream stream) const noexcept {
     constexpr bool sorts = !std::is_same_v<Rule, selection_rule>;
     UNIPREFILL_TRY(validate(bounds_));
-    UNIPREFILL_TRY(detail::check_device_batch(batch, bounds_));
-    if (batch.num_segments < batch.num_requests) {
-        return failure(status_code::invalid_argument, "batch.num_segments",
-                       "at least one segment for each request", batch.num_segments);
-    }
-    if (batch.num_requests == 0 && batch.num_segments + batch.num_rows > 0) {
-        return failure(status_code::invalid_argument, "batch.num_requests",
-                       "more than 0 where there are rows or segments", 0);
-    }
+    UNIPREFILL_TRY(detail::check_device_segments(batch, bounds_));
     const std::int64_t blocks = std::int64_t{batch.num_rows} / bounds_.block_rows + batch.num_segments;
     UNIPREFILL_TRY(detail::check_masses(masses, batch.num_segments, blocks, memory_space::device));
     if (rules == nullptr && batch.num_requests > 0) {

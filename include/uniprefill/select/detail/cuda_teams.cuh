@@ -44,6 +44,15 @@ block_prefix(std::uint32_t mine, unsigned warp, std::uint32_t* sums, std::uint32
     return sum + __reduce_add_sync(~0u, lane < warp ? of_warp : 0);
 }
 
+/// What the threads of a thread block share, in the kernel and in functions of their own alike, all of which
+/// know that it is shared memory.
+template <class Memory>
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN Memory& shared_memory() {
+    static_assert(sizeof(Memory) <= 48 * 1024, "more needs a permission for each function and device");
+    alignas(16) __shared__ unsigned char storage[sizeof(Memory)];
+    return *reinterpret_cast<Memory*>(storage);
+}
+
 } // namespace detail
 
 UNIPREFILL_END_NAMESPACE

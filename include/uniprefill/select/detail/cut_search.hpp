@@ -92,8 +92,9 @@ struct open_keys {
         return {1, static_cast<std::uint64_t>(blocks) + 1, true, mass};
     }
     /// The key of a block of mass @p of_block; for keys by order alone.
+    template <class Blocks>
     [[nodiscard]] UNIPREFILL_API std::uint64_t order_key(std::uint64_t of_block, std::int32_t block,
-                                                         const segment_blocks& blocks) const noexcept {
+                                                         const Blocks& blocks) const noexcept {
         return block >= blocks.count ? 0
                : of_block == mass    ? static_cast<std::uint64_t>(blocks.count - blocks.order(block))
                : of_block > mass     ? ~std::uint64_t{0}
@@ -157,12 +158,12 @@ template <class Team>
     return team.told();
 }
 
-/// The keys of as many blocks as a thread holds at a time.
+/// The keys of as many blocks as a thread holds at a time. Blocks that are no candidates have the lowest.
 UNIPREFILL_ANY_TEAM
-template <class Team, std::int32_t Count>
-UNIPREFILL_API void keys_of(const open_keys& open, bool from_end, const Team& team,
-                            const segment_blocks& blocks, std::int32_t first,
-                            const std::uint64_t (&masses)[Count], std::uint64_t (&keys)[Count]) noexcept {
+template <class Team, class Blocks, std::int32_t Count>
+UNIPREFILL_API void keys_of(const open_keys& open, bool from_end, const Team& team, const Blocks& blocks,
+                            std::int32_t first, const std::uint64_t (&masses)[Count],
+                            const std::int32_t (&rows)[Count], std::uint64_t (&keys)[Count]) noexcept {
     UNIPREFILL_UNROLL
     for (std::int32_t k = 0; k < Count; ++k) {
         keys[k] = masses[k];
@@ -170,21 +171,24 @@ UNIPREFILL_API void keys_of(const open_keys& open, bool from_end, const Team& te
     if (open.by_order) {
         UNIPREFILL_UNROLL
         for (std::int32_t k = 0; k < Count; ++k) {
-            keys[k] = open.order_key(from_end ? 0 : masses[k], first + k * team.size(), blocks);
+            const std::uint64_t key =
+                open.order_key(from_end ? 0 : masses[k], first + k * team.size(), blocks);
+            keys[k] = rows[k] >= 0 ? key : 0;
         }
     }
 }
 
 /// Finds the cut that @p goal names. Bins hold weights that are rounded to 32 bits, so what they tell is
 /// checked exactly: rarely the cut lies in a bin beside the one that they name.
+/// @tparam Blocks  segment_blocks and held_blocks, or what lists have instead
 UNIPREFILL_ANY_TEAM
-template <class Team>
-[[nodiscard]] UNIPREFILL_API cut_result find_cut(Team& team, const segment_blocks& blocks,
-                                                 held_blocks<Team>& held, const cut_goal& goal) noexcept {
-    constexpr std::int32_t count = held_blocks<Team>::count;
+template <class Team, class Blocks, class Held>
+[[nodiscard]] UNIPREFILL_API cut_result find_cut(Team& team, const Blocks& blocks, Held& held,
+                                                 const cut_goal& goal) noexcept {
+    constexpr std::int32_t count = Held::count;
     constexpr std::int32_t few = Team::capacity < 32 ? Team::capacity : 32; // compared sooner than counted
     const bool sums = goal.weight != cut_weight::none;
-    const bool whole_scope = blocks.scope == mass_scope::all;
+    const bool free_apart = blocks.weighs_free_apart();
     open_keys open{goal.target, goal.target};
     if (sums) {
         open = goal.from_end ? open_keys::of_orders(0, blocks.count)
@@ -207,7 +211,7 @@ template <class Team>
                                 const std::int32_t(&rows)[count]) {
                                 // No branches: what all blocks wait for is waited for at once.
                                 std::uint64_t keys[count];
-                                keys_of(open, goal.from_end, team, blocks, first, masses, keys);
+                                keys_of(open, goal.from_end, team, blocks, first, masses, rows, keys);
                                 std::uint32_t places[count];
                                 std::uint32_t weights[count];
                                 UNIPREFILL_UNROLL
@@ -244,7 +248,7 @@ template <class Team>
             [&](std::int32_t first, const std::uint64_t(&masses)[count], const std::int32_t(&rows)[count]) {
                 std::uint32_t at = 0;
                 std::uint64_t keys[count];
-                keys_of(bin, goal.from_end, team, blocks, first, masses, keys);
+                keys_of(bin, goal.from_end, team, blocks, first, masses, rows, keys);
                 UNIPREFILL_UNROLL
                 for (std::int32_t k = 0; k < count; ++k) { // blocks that have no part have the lowest key
                     const bool is_before = keys[k] >= bin.end;
@@ -254,12 +258,11 @@ template <class Team>
                     mine.blocks += is_before ? 1 : 0;
                     at |= is_at ? 1u << k : 0;
                 }
-                if (whole_scope) {
+                if (free_apart) {
                     UNIPREFILL_UNROLL
                     for (std::int32_t k = 0; k < count; ++k) {
                         if (keys[k] >= bin.end && rows[k] > 0) {
-                            mine.free +=
-                                static_cast<std::uint64_t>(blocks.free_mass[first + k * team.size()]);
+                            mine.free += blocks.free_mass_of(first + k * team.size());
                         }
                     }
                 }
@@ -271,14 +274,13 @@ template <class Team>
                     const std::uint64_t weight = goal.weight_of(mass, rows_here);
                     if (weight != 0) { // of no weight: no rows and no mass either
                         mine.inside += 1;
-                        team.collect(collected_block{
-                            mass, blocks.order(block), rows_here, weight,
-                            rows_here > 0 ? static_cast<std::uint64_t>(blocks.free_mass[block]) : 0});
+                        team.collect(collected_block{mass, blocks.order(block), rows_here, weight,
+                                                     rows_here > 0 ? blocks.free_mass_of(block) : 0});
                     }
                 }
             });
-        tally sides = team.combine(mine, whole_scope);
-        sides.free = whole_scope ? sides.free : sides.mass;
+        tally sides = team.combine(mine, free_apart);
+        sides.free = free_apart ? sides.free : sides.mass;
         if (!sums) {
             return {{}, static_cast<std::int32_t>(sides.rows), sides.free};
         }

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <uniprefill/core/detail/row_search.hpp>
+#include <uniprefill/select/detail/check_arguments.hpp>
+#include <uniprefill/select/detail/list_rules.hpp>
 #include <uniprefill/select/detail/rank.hpp>
 
 #include <algorithm>
@@ -139,13 +141,8 @@ class segment_lists {
     [[nodiscard]] UNIPREFILL_HOST_API std::int32_t
     blocks_to_list(const ranked_blocks& ranked) const noexcept {
         const Rule& rule = options_.rule;
-        if (rule.exact_rows() > 0) {
-            return (std::min)(num_blocks(rule.exact_rows(), block_rows_), ranked.count);
-        }
-        const std::int32_t least = num_blocks(rule.min_kept_rows, block_rows_);
-        const std::int32_t most = (std::max)(rule.max_kept_rows / block_rows_, least);
-        const std::int32_t wanted = (std::min)((std::max)(rule.keep_count(ranked), least), most);
-        return (std::min)((std::max)(wanted, 0), ranked.count);
+        const std::int32_t wanted = rule.exact_rows() > 0 ? ranked.count : rule.keep_count(ranked);
+        return bounded_blocks(rule, wanted, ranked.count, block_rows_);
     }
 
     const list_options<Rule>& options_;
@@ -156,52 +153,6 @@ class segment_lists {
     std::int32_t count_ = 0; ///< blocks
     std::int32_t sink_blocks_ = 0;
 };
-
-[[nodiscard]] inline UNIPREFILL_HOST_API status check_lists(const block_lists& out, const limits& bounds,
-                                                            memory_space space) noexcept {
-    if (out.space != space) {
-        return failure(status_code::not_supported, "out.space",
-                       space == memory_space::host ? "host memory" : "device memory",
-                       static_cast<std::int32_t>(out.space));
-    }
-    if (out.block_rows != bounds.block_rows) {
-        return failure(status_code::invalid_argument, "out.block_rows",
-                       "lists carved with the lister's limits", out.block_rows);
-    }
-    if (out.num_heads != bounds.num_heads && out.num_heads != bounds.num_kv_heads) {
-        return failure(status_code::invalid_argument, "out.num_heads",
-                       "limits.num_heads or limits.num_kv_heads", out.num_heads);
-    }
-    if (out.max_segments < bounds.max_segments) {
-        return failure(status_code::out_of_range, "out.max_segments",
-                       "lists carved with limits as large as the lister's", out.max_segments);
-    }
-    if (out.capacity < block_lists::most_blocks(bounds, out.num_heads)) {
-        return failure(status_code::out_of_range, "out.capacity",
-                       "lists carved with limits as large as the lister's", out.capacity);
-    }
-    return out.offsets != nullptr && out.blocks != nullptr
-               ? success()
-               : failure(status_code::invalid_argument, "out",
-                         "lists made by block_lists::carve on enough memory", 0);
-}
-
-[[nodiscard]] inline UNIPREFILL_HOST_API status check_head_masses(const head_mass_view& masses,
-                                                                  const limits& bounds,
-                                                                  std::int64_t blocks) noexcept {
-    if (masses.free == nullptr || masses.forced == nullptr) {
-        return failure(status_code::invalid_argument,
-                       masses.free == nullptr ? "per_head.free" : "per_head.forced",
-                       "an array, not a null pointer", 0);
-    }
-    if (masses.num_heads != bounds.num_heads) {
-        return failure(status_code::invalid_argument, "per_head.num_heads", "limits.num_heads",
-                       masses.num_heads);
-    }
-    return masses.head_stride >= blocks ? success()
-                                        : failure(status_code::out_of_range, "per_head.head_stride",
-                                                  "the blocks of all segments", masses.head_stride);
-}
 
 } // namespace detail
 

@@ -25,11 +25,6 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
-[[nodiscard]] UNIPREFILL_API constexpr std::int32_t clamped(std::int32_t value, std::int32_t least,
-                                                            std::int32_t most) noexcept {
-    return value < least ? least : value > most ? most : value;
-}
-
 /// A half-open range of packed rows.
 struct row_range {
     std::int32_t begin = 0;
@@ -256,6 +251,14 @@ struct segment_blocks {
     }
     [[nodiscard]] UNIPREFILL_API std::int32_t free_rows(std::int32_t block) const noexcept {
         return forced.count_free(rows_of(block));
+    }
+    [[nodiscard]] UNIPREFILL_API bool is_candidate(std::int32_t block) const noexcept {
+        return scope == mass_scope::all || free_rows(block) > 0;
+    }
+    /// Whether free_mass_of() is another number than the one that ranks.
+    [[nodiscard]] UNIPREFILL_API bool weighs_free_apart() const noexcept { return scope == mass_scope::all; }
+    [[nodiscard]] UNIPREFILL_API std::uint64_t free_mass_of(std::int32_t block) const noexcept {
+        return static_cast<std::uint64_t>(free_mass[block]);
     }
     /// Over the scope. Only where masses can be trusted.
     [[nodiscard]] UNIPREFILL_API std::uint64_t mass_of(std::int32_t block) const noexcept {

@@ -79,6 +79,45 @@ template <class Team, class Position>
     return first;
 }
 
+/// The forced spans of a request, none where they make no sense.
+/// @return why the request's options or spans can't be heeded, `selected` where they can
+UNIPREFILL_ANY_TEAM
+template <class Team>
+[[nodiscard]] UNIPREFILL_API keep_reason find_spans(Team& team, const span_lists& lists, std::int32_t request,
+                                                    const request_options& options, std::int32_t max_spans,
+                                                    const position_span*& spans,
+                                                    std::int32_t& num_spans) noexcept {
+    keep_reason doubt =
+        (options.sink | options.tail | options.min_length) < 0 ? keep_reason::invalid : keep_reason::selected;
+    num_spans = 0;
+    if (lists.offsets == nullptr) {
+        return doubt;
+    }
+    const std::int32_t begin = lists.offsets[request];
+    const std::int32_t end = lists.offsets[request + 1];
+    if (begin < 0 || end < begin || (end > begin && lists.spans == nullptr)) {
+        return keep_reason::invalid;
+    }
+    if (end > begin && end > max_spans) {
+        return doubt == keep_reason::selected ? keep_reason::overflow : doubt;
+    }
+    if (end > begin) {
+        spans = lists.spans + begin;
+        num_spans = end - begin;
+        bool wrong = false;
+        UNIPREFILL_ONE_COPY
+        for (std::int32_t i = team.near_rank(); i < num_spans; i += team.near_size()) {
+            const std::int32_t least = i > 0 ? spans[i - 1].end : 0;
+            wrong = wrong || spans[i].begin < least || spans[i].end < spans[i].begin;
+        }
+        if (team.count(wrong) > 0) {
+            doubt = keep_reason::invalid;
+            num_spans = 0;
+        }
+    }
+    return doubt;
+}
+
 } // namespace detail
 
 UNIPREFILL_END_NAMESPACE

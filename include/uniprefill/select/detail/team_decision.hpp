@@ -120,10 +120,6 @@ class team_decision {
     [[nodiscard]] UNIPREFILL_API const segment_blocks& blocks() const noexcept { return blocks_; }
 
   private:
-    [[nodiscard]] UNIPREFILL_API bool lacks_sense(const request_options& options) const noexcept {
-        return options.sink < 0 || options.tail < 0 || options.min_length < 0;
-    }
-
     UNIPREFILL_ANY_TEAM
     UNIPREFILL_API void decide() noexcept {
         const keep_reason doubt = find_forced();
@@ -147,32 +143,10 @@ class team_decision {
     /// @return why the spans can't be heeded, `selected` where they can
     UNIPREFILL_ANY_TEAM
     [[nodiscard]] UNIPREFILL_API keep_reason find_forced() noexcept {
-        const span_lists& lists = step_.batch.forced;
-        keep_reason doubt = lacks_sense(options_) ? keep_reason::invalid : keep_reason::selected;
-        std::int32_t num_spans = 0;
         const position_span* spans = nullptr;
-        if (lists.offsets != nullptr) {
-            const std::int32_t begin = lists.offsets[request_];
-            const std::int32_t end = lists.offsets[request_ + 1];
-            if (begin < 0 || end < begin || (end > begin && lists.spans == nullptr)) {
-                doubt = keep_reason::invalid;
-            } else if (end > begin && end > step_.max_spans) {
-                doubt = doubt == keep_reason::selected ? keep_reason::overflow : doubt;
-            } else if (end > begin) {
-                spans = lists.spans + begin;
-                num_spans = end - begin;
-                bool wrong = false;
-                UNIPREFILL_ONE_COPY
-                for (std::int32_t i = team_.near_rank(); i < num_spans; i += team_.near_size()) {
-                    const std::int32_t least = i > 0 ? spans[i - 1].end : 0;
-                    wrong = wrong || spans[i].begin < least || spans[i].end < spans[i].begin;
-                }
-                if (team_.count(wrong) > 0) {
-                    doubt = keep_reason::invalid;
-                    num_spans = 0;
-                }
-            }
-        }
+        std::int32_t num_spans = 0;
+        const keep_reason doubt =
+            find_spans(team_, step_.batch.forced, request_, options_, step_.max_spans, spans, num_spans);
         const std::int32_t first_free =
             first_row_beyond_sink(team_, step_.batch.positions, rows_, options_.sink,
                                   [&](std::int32_t row) { return step_.batch.positions[row]; });

@@ -67,15 +67,14 @@ struct sorted_blocks {
 /// Sorts the candidates of a segment, of which there are @p candidates with masses that sum to @p total, by
 /// merging runs, and sums them up. O(blocks / size * log(blocks)^2 + size).
 UNIPREFILL_ANY_TEAM
-template <class Team>
-[[nodiscard]] UNIPREFILL_API sorted_blocks sort_blocks(Team& team, const segment_blocks& blocks,
+template <class Team, class Blocks>
+[[nodiscard]] UNIPREFILL_API sorted_blocks sort_blocks(Team& team, const Blocks& blocks,
                                                        const sort_buffers& buffers, std::int32_t candidates,
                                                        std::int64_t total) noexcept {
     const std::int32_t count = blocks.count;
     for (std::int32_t b = team.rank(); b < count; b += team.size()) {
         const std::int32_t order = blocks.order(b);
-        const bool candidate = blocks.scope == mass_scope::all || blocks.free_rows(b) > 0;
-        buffers.masses[0][order] = candidate ? static_cast<std::int64_t>(blocks.mass_of(b)) : -1;
+        buffers.masses[0][order] = blocks.is_candidate(b) ? static_cast<std::int64_t>(blocks.mass_of(b)) : -1;
         buffers.orders[0][order] = order;
     }
     team.sync();

@@ -6,13 +6,17 @@
 /// bits whatever the compiler's vector math library is, and so that -ffast-math has nothing to simplify.
 #pragma once
 
-#include <uniprefill/importance/detail/vectors.hpp>
+#include <uniprefill/core/detail/vectors.hpp>
 
 UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
 inline constexpr float log2_of_e = 1.44269504088896340736f;
+/// What stands where no key is visible: a score, or the log2 of a sum of none. Adding a log2 to it, or taking
+/// 2 to its difference from a score, needs no special case: the first changes nothing, the second is nothing
+/// beside the row's own 1.
+inline constexpr float no_keys = -3.402823466e+38f;
 
 template <std::int32_t Build>
 struct UNIPREFILL_HIDDEN vector_math : lanes<Build> {

@@ -5,8 +5,8 @@
 /// The vectors that the host kernels are written in: the compiler's own where it has them, arrays elsewhere.
 #pragma once
 
+#include <uniprefill/core/detail/host_build.hpp>
 #include <uniprefill/core/element.hpp>
-#include <uniprefill/importance/detail/host_build.hpp>
 
 #include <cstdint>
 #include <cstring>
@@ -112,14 +112,21 @@ struct UNIPREFILL_HIDDEN vectors {
 
 #endif
 
+/// A function that is always part of its caller: what it does with registers can't wait for a call.
+#if defined(__GNUC__) || defined(__clang__)
+#    define UNIPREFILL_INLINED UNIPREFILL_HOST_API inline __attribute__((always_inline))
+#else
+#    define UNIPREFILL_INLINED UNIPREFILL_HOST_API inline
+#endif
+
 /// Calls body(0), body(1), ... with constants: an unrolled loop that keeps arrays in registers at every
 /// optimisation level.
 template <class Body, std::int32_t... Index>
-UNIPREFILL_HOST_API void unroll(std::integer_sequence<std::int32_t, Index...>, const Body& body) noexcept {
+UNIPREFILL_INLINED void unroll(std::integer_sequence<std::int32_t, Index...>, const Body& body) noexcept {
     (body(std::integral_constant<std::int32_t, Index>{}), ...);
 }
 template <std::int32_t Count, class Body>
-UNIPREFILL_HOST_API void unroll(const Body& body) noexcept {
+UNIPREFILL_INLINED void unroll(const Body& body) noexcept {
     unroll(std::make_integer_sequence<std::int32_t, Count>{}, body);
 }
 
@@ -150,6 +157,21 @@ struct UNIPREFILL_HIDDEN lanes : vectors<Build> {
         return value;
     }
     static void store(float* to, floats value) noexcept { std::memcpy(to, &value, sizeof value); }
+    static void store(std::int32_t* to, ints value) noexcept { std::memcpy(to, &value, sizeof value); }
+
+    /// Copies a row into floats. Runs of constant length vectorise at every optimisation level.
+    template <class T>
+    static void convert_row(const T* from, std::int32_t count, float* to) noexcept {
+        std::int32_t i = 0;
+        for (; i + 16 <= count; i += 16) {
+            for (std::int32_t j = 0; j < 16; ++j) {
+                to[i + j] = to_float(from[i + j]);
+            }
+        }
+        for (; i < count; ++i) {
+            to[i] = to_float(from[i]);
+        }
+    }
 
     static floats larger(floats a, floats b) noexcept { return select(a > b, a, b); }
 

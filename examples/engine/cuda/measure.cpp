@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+#include "engine/app/model_shapes.hpp"
+#include "engine/app/policy.hpp"
+#include "engine/app/quality.hpp"
+#include "engine/cuda/model.hpp"
+#include "engine/cuda/program.hpp"
+#include "engine/cuda/session.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <random>
+#include <utility>
+
+namespace engine {
+
+namespace {
+
+using json = nlohmann::ordered_json;
+using cuda::stage_names;
+
+/// One prefill among those asked for.
+struct variant {
+    std::int32_t tokens = 0;
+    prefill_mode mode = prefill_mode::dense;
+    attention_kind attention = attention_kind::uniprefill;
+};
+
+bool drops(prefill_mode mode) {
+    return mode == prefill_mode::drop || mode == prefill_mode::both;
+}
+
+bool has_lists(prefill_mode mode) {
+    return mode == prefill_mode::lists || mode == prefill_mode::both;
+}
+
+std::vector<variant> variants_of(const prefill_options& asked) {
+    std::vector<variant> all;
+    for (const std::int32_t tokens : asked.tokens) {
+        for (const prefill_mode mode : asked.modes) {
+            for (const attention_kind kind : asked.attention) {
+                if (has_lists(mode) && kind == attention_kind::cudnn) continue;
+                all.push_back({tokens, mode, kind});
+            }
+        }
+    }
+    return all;
+}
+
+/// Rows kept at each selecting layer by fixed budgets: a share of those before, rounded.
+std::int32_t budget_of(double keep, std::int32_t rows) {
+    return std::max(static_cast<std::int32_t>(std::lround(keep * rows)), 1);
+}
+
+cuda::session_options session_for(const variant& one, const prefill_options& asked,
+                                  const llama_config& config) {
+    cuda::session_options made;
+    made.prompt = one.tokens;
+    made.attention = one.attention;
+    made.counts = asked.counts;
+    made.bucket_rows = asked.bucket_rows;
+    if (one.tokens < asked.min_length) return made; // left alone, at the cost of a comparison
+    if (drops(one.mode)) {
+        std::vector<std::int32_t> layers = asked.selecting;
+        if (layers.empty()) {
+            for (const layer_rule& rule : fixed_list(config.layers).rules) {
+                layers.push_back(rule.layer);
+            }
+        }
+        std::int32_t rows = one.tokens;
+        for (const std::int32_t layer : layers) {
+            auto rule = uniprefill::selection_rule::fixed_ratio(asked.keep);
+            if (asked.counts == counts_kind::budget) {
+                rows = budget_of(asked.keep, rows);
+                rule = uniprefill::selection_rule::fixed_budget(rows);
+            }
+            made.selecting.push_back({layer, rule, nullptr});
+        }
+    }
+    if (has_lists(one.mode)) {
+        made.lists.emplace();
+        made.lists->rule = uniprefill::selection_rule::fixed_ratio(asked.blocks);
+        made.lists->rule.scope = uniprefill::mass_scope::all;
+        made.lists->sink = asked.list_sink;
+        made.lists->window = asked.list_window;
+        made.lists_by_kv_head = asked.lists_by_kv_head;
+    }
+    return made;
+}
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    const std::size_t middle = values.size() / 2;
+    return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+json spread_of(const std::vector<double>& values) {
+    const auto [least, most] = std::minmax_element(values.begin(), values.end());
+    return {{"median", median(values)}, {"min", *least}, {"max", *most}};
+}
+
+std::vector<std::int32_t> random_tokens(std::int32_t count, std::int32_t vocab, std::uint64_t seed) {
+    std::mt19937_64 random(seed);
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
+    for (std::int32_t& token : tokens) {
+        token = static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(vocab));
+    }
+    return tokens;
+}
+
+json decisions_of(const cuda::session& session) {
+    json all = json::array();
+    for (const cuda::decision_record& decision : session.decisions()) {
+        const uniprefill::segment_outcome& outcome = decision.outcomes.front();
+        all.push_back({{"layer", decision.layer},
+                       {"rows", outcome.rows},
+                       {"kept", outcome.kept},
+                       {"reason", to_string(outcome.reason)}});
+        if (is_fault(outcome.reason)) {
+            throw error("decision at layer " + std::to_string(decision.layer), "one that can be trusted",
+                        to_string(outcome.reason));
+        }
+    }
+    return all;
+}
+
+/// Nats between the next-token distributions of two runs; null where there is nothing to compare with.
+json divergence(const std::vector<float>& reference, const std::vector<float>& logits) {
+    if (reference.empty()) return nullptr;
+    const auto vocab = static_cast<std::int32_t>(logits.size());
+    return compare_logits(reference.data(), logits.data(), 1, vocab, {}).kl_mean;
+}
+
+/// Runs one prefill until its repetitions are done. Every repetition must come to the same logits, bit for
+/// bit.
+/// @param reference  logits of the first dense run over these tokens, filled by it
+json measure(const variant& one, const prefill_options& asked, const cuda::cuda_model& model,
+             std::vector<float>& reference) {
+    cuda::session session(model, session_for(one, asked, model.config()));
+    const std::vector<std::int32_t> tokens =
+        random_tokens(one.tokens, model.config().vocab, asked.seed + static_cast<std::uint64_t>(one.tokens));
+    static_cast<void>(session.prefill(tokens));
+    const std::vector<float> logits = session.logits(); // kernel by kernel, whatever comes later
+    const auto same = [&] {
+        if (session.likeliest() < 0) throw error("logits", "finite numbers", "others");
+        return session.logits() == logits;
+    };
+    bool all_same = same();
+    if (reference.empty() && one.mode == prefill_mode::dense) reference = logits;
+    // What becomes a graph is recorded by the second run, and replayed from the third on.
+    const std::int32_t warmups = std::max(asked.warmups, asked.counts == counts_kind::read ? 1 : 2);
+    for (std::int32_t i = 1; i < warmups; ++i) {
+        static_cast<void>(session.prefill(tokens));
+    }
+    std::vector<double> device_ms;
+    std::vector<double> wall_ms;
+    std::int32_t reads = 0;
+    for (std::int32_t i = 0; i < asked.repeats; ++i) {
+        const cuda::prefill_times& times = session.prefill(tokens);
+        device_ms.push_back(times.device_ms);
+        wall_ms.push_back(times.wall_ms);
+        reads = times.count_reads;
+        all_same = same() && all_same;
+    }
+    const std::size_t nodes = session.graph_nodes();
+    json stages;
+    session.prefill_by_stage(tokens);
+    const auto by_stage = session.stages();
+    for (std::size_t i = 0; i < stage_names.size(); ++i) {
+        stages[stage_names[i]] = by_stage[i];
+    }
+    double lin = 0;
+    for (const std::int32_t rows : session.rows_kept()) {
+        lin += static_cast<double>(rows) / one.tokens / model.config().layers;
+    }
+    return {{"tokens", one.tokens},
+            {"mode", name_of(one.mode)},
+            {"attention", name_of(one.attention)},
+            {"counts", name_of(asked.counts)},
+            {"left_alone", one.tokens < asked.min_length},
+            {"ttft_ms", spread_of(device_ms)},
+            {"wall_ms", spread_of(wall_ms)},
+            {"repeats", asked.repeats},
+            {"count_reads", reads},
+            {"graph_nodes", nodes},
+            {"graphs", session.graphs()},
+            {"same_logits_every_time", all_same},
+            {"kl_to_first_dense", divergence(reference, logits)},
+            {"stage_ms_kernel_by_kernel", stages},
+            {"share_of_rows", lin},
+            {"rows_kept", session.rows_kept()},
+            {"decisions", decisions_of(session)}};
+}
+
+json description(const prefill_options& asked, const cuda::cuda_model& model) {
+    cudaDeviceProp properties{};
+    int device = 0;
+    int runtime = 0;
+    int driver = 0;
+    cuda::check(cudaGetDevice(&device), "device");
+    cuda::check(cudaGetDeviceProperties(&properties, device), "device");
+    cuda::check(cudaRuntimeGetVersion(&runtime), "device");
+    cuda::check(cudaDriverGetVersion(&driver), "device");
+    const llama_config& config = model.config();
+    return {{"kind", "synthetic: random weights and tokens, shares imposed"},
+            {"device", properties.name},
+            {"cuda_runtime", runtime},
+            {"cuda_driver", driver},
+            {"cublaslt", cuda::products::library_version()},
+            {"dense_attention", cuda::dense_attention::library()},
+            {"shape",
+             {{"name", asked.shape},
+              {"layers", config.layers},
+              {"hidden", config.hidden},
+              {"ffn", config.ffn},
+              {"heads", config.heads},
+              {"kv_heads", config.kv_heads},
+              {"head_dim", config.head_dim},
+              {"vocab", config.vocab},
+              {"rope_base", config.rope_base}}},
+            {"weight_bytes", model.bytes()},
+            {"keep", asked.keep},
+            {"blocks", asked.blocks},
+            {"lists_by", asked.lists_by_kv_head ? "KV head" : "query head"},
+            {"list_sink", asked.list_sink},
+            {"list_window", asked.list_window},
+            {"min_length", asked.min_length},
+            {"bucket_rows", asked.bucket_rows},
+            {"warmups", asked.warmups},
+            {"seed", asked.seed}};
+}
+
+void write(const std::string& path, const json& figures) {
+    std::ofstream file(path, std::ios::binary);
+    file << figures.dump(1) << '\n';
+    if (!file.flush()) throw error("--json", "a file that can be written", engine::quoted(path));
+}
+
+} // namespace
+
+void run_cuda_prefill(const options& chosen) {
+    const prefill_options& asked = chosen.prefill;
+    cuda::require_device();
+    llama_config config = model_shape("--shape", asked.shape);
+    if (asked.layers) config.layers = *asked.layers;
+    if (std::find(asked.attention.begin(), asked.attention.end(), attention_kind::cudnn) !=
+            asked.attention.end() &&
+        !cuda::dense_attention::built()) {
+        throw error("--attention", "uniprefill, as this program was built without cuDNN and its frontend",
+                    "cudnn");
+    }
+    const cuda::cuda_model model(config, asked.seed);
+    json figures = description(asked, model);
+    figures["runs"] = json::array();
+    std::printf("%s, %d layers, synthetic, on %s\n%9s %-6s %-10s %-8s %12s %12s %9s %6s\n",
+                asked.shape.c_str(), static_cast<int>(config.layers),
+                figures["device"].get<std::string>().c_str(), "tokens", "mode", "attention", "counts",
+                "TTFT ms", "wall ms", "rows", "reads");
+    std::vector<float> reference;
+    std::int32_t reference_tokens = 0;
+    for (const variant& one : variants_of(asked)) {
+        if (reference_tokens != one.tokens) reference.clear();
+        reference_tokens = one.tokens;
+        const json run = measure(one, asked, model, reference);
+        std::printf("%9d %-6s %-10s %-8s %12.2f %12.2f %8.1f%% %6d%s\n", static_cast<int>(one.tokens),
+                    name_of(one.mode), name_of(one.attention), name_of(asked.counts),
+                    run["ttft_ms"]["median"].get<double>(), run["wall_ms"]["median"].get<double>(),
+                    100 * run["share_of_rows"].get<double>(), run["count_reads"].get<int>(),
+                    run["same_logits_every_time"].get<bool>() ? "" : "  LOGITS DIFFER FROM RUN TO RUN");
+        std::fflush(stdout);
+        figures["runs"].push_back(run);
+        if (!asked.json.empty()) write(asked.json, figures); // what was measured stays, whatever comes next
+    }
+}
+
+} // namespace engine

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+#pragma once
+
+#include "engine/app/options.hpp"
+#include "engine/reading/prompt_reader.hpp"
+
+#include <memory>
+#include <string>
+
+namespace engine {
+
+/// What the program has of the CUDA engine. Each throws `error` where the program was built without it
+/// (program_none.cpp), or there is no device.
+std::unique_ptr<prompt_model> open_cuda_model(const std::string& path);
+void run_cuda_prefill(const options& chosen);
+
+} // namespace engine

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+#include "engine/cuda/program.hpp"
+#include "engine/error.hpp"
+
+namespace engine {
+
+namespace {
+
+[[noreturn]] void refuse() {
+    throw error("--device", "cpu, as this program was built without CUDA", "cuda");
+}
+
+} // namespace
+
+std::unique_ptr<prompt_model> open_cuda_model(const std::string&) {
+    refuse();
+}
+
+void run_cuda_prefill(const options&) {
+    refuse();
+}
+
+} // namespace engine

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+#include "engine/cuda/row_attention.hpp"
+
+#include "engine/cuda/runtime.hpp"
+
+#include <uniprefill/attend/attention.cuh>
+#include <uniprefill/core/exceptions.hpp>
+
+#include <cstddef>
+#include <string>
+
+namespace engine::cuda {
+
+namespace {
+
+using uniprefill::throw_if_failed;
+
+template <std::int32_t HeadDim>
+class row_attention_of final : public row_attention {
+  public:
+    explicit row_attention_of(const uniprefill::limits& bounds)
+        : attention_(bounds, current_device()) {
+        throw_if_failed(attention_.check());
+        throw_if_failed(attention_.template prepare<bfloat16>());
+        throw_if_failed(attention_.template prepare<bfloat16, cache>());
+        memory_ = device_array<std::byte>(attention_.workspace_bytes());
+    }
+
+    void run(const attention_call& call, cudaStream_t on) override {
+        if (call.cached_k == nullptr) {
+            attend(call, uniprefill::no_cache<bfloat16>{}, uniprefill::no_cache<bfloat16>{}, on);
+            return;
+        }
+        const std::int64_t row = std::int64_t{attention_.bounds().num_kv_heads} * HeadDim;
+        // One request: the distance to the next one's keys is never used.
+        attend(call, cache{call.cached_k, 0, row, HeadDim}, cache{call.cached_v, 0, row, HeadDim}, on);
+    }
+
+  private:
+    using cache = uniprefill::contiguous_cache<bfloat16>;
+
+    template <class Cache>
+    void attend(const attention_call& call, const Cache& k, const Cache& v, cudaStream_t on) {
+        throw_if_failed(attention_.run(call.queries, uniprefill::key_source<bfloat16, Cache>{call.keys, k},
+                                       uniprefill::key_source<bfloat16, Cache>{call.values, v}, {},
+                                       call.batch, call.kept, call.lists, call.out, nullptr,
+                                       {memory_.data(), memory_.bytes()}, on));
+    }
+
+    static uniprefill::cuda_device current_device() {
+        uniprefill::cuda_device device;
+        throw_if_failed(uniprefill::cuda_device::current(device));
+        return device;
+    }
+
+    uniprefill::prefill_attention<uniprefill::attention_policy<64, HeadDim>, uniprefill::backend::cuda>
+        attention_;
+    device_array<std::byte> memory_;
+};
+
+} // namespace
+
+std::unique_ptr<row_attention> make_row_attention(const uniprefill::limits& bounds) {
+    switch (bounds.head_dim) {
+    case 64:
+        return std::make_unique<row_attention_of<64>>(bounds);
+    case 128:
+        return std::make_unique<row_attention_of<128>>(bounds);
+    default:
+        throw error("--device cuda, head dimension", "64 or 128", std::to_string(bounds.head_dim));
+    }
+}
+
+} // namespace engine::cuda

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+#pragma once
+
+#include <uniprefill/core/batch.hpp>
+#include <uniprefill/core/block_lists.hpp>
+#include <uniprefill/core/element.hpp>
+#include <uniprefill/core/rows.hpp>
+#include <uniprefill/core/selection.hpp>
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <memory>
+
+namespace engine::cuda {
+
+using uniprefill::bfloat16;
+
+/// One layer's attention.
+struct attention_call {
+    uniprefill::head_rows<const bfloat16> queries; ///< of the rows that `kept` keeps
+    uniprefill::head_rows<const bfloat16> keys;    ///< of the rows of `batch`
+    uniprefill::head_rows<const bfloat16> values;
+    uniprefill::batch_view batch; ///< with this layer's cached_lens
+    uniprefill::selection kept;
+    uniprefill::block_lists lists;      ///< null offsets: every key is read
+    const bfloat16* cached_k = nullptr; ///< [tokens, KV heads, head_dim], dense; null: nothing cached
+    const bfloat16* cached_v = nullptr;
+    uniprefill::head_rows<bfloat16> out; ///< rows as the queries'
+};
+
+/// The library's attention, behind an interface so that nvcc compiles it in one file. Nothing waits; calls
+/// can be captured.
+class row_attention {
+  public:
+    virtual ~row_attention() = default;
+    virtual void run(const attention_call& call, cudaStream_t on) = 0;
+};
+
+/// Throws `uniprefill::error` on limits out of range, `error` for a head dimension other than 64 and 128.
+std::unique_ptr<row_attention> make_row_attention(const uniprefill::limits& bounds);
+
+} // namespace engine::cuda
