@@ -59,8 +59,12 @@ def main():
         print(f"{name:40.40s} KL {kl:.4f}, worst {worst:.3f}, work {work:.3f}, lin {lin:.3f}, att {att:.3f}")
     work, kl = figures(ours)
     equal = at_work([figures(name) for name in others], work)
+    least, least_kl = min(figures(name) for name in others)
+    if equal is None and work < least:
+        print(f"less work than any of the others; the one with least has a KL of {least_kl:.4f}: {1 - kl / least_kl:.0%} less")
+        return
     if equal is None:
-        print("work outside of what the others were measured at")
+        print("more work than any of the others")
         return
     print(f"at equal work the others' KL is {equal:.4f}: {1 - kl / equal:.0%} less")
     better = total = 0
