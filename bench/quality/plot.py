@@ -29,12 +29,13 @@ def main():
 
     for column, name in enumerate(names):
         for kind, marker in KINDS.items():
-            values = [w["rules"][name]["kl_mean"] for w in results["windows"] if w["stream"] == kind]
+            rows = [w["rules"].get(name) for w in results["windows"] if w["stream"] == kind]
+            values = [row["kl_mean"] for row in rows if row]
             offsets = [column + 0.03 * (i - len(values) / 2) for i in range(len(values))]
             by_window.plot(offsets, values, marker, color=f"C{column}", alpha=0.6, markersize=4)
         by_window.plot([column - 0.3, column + 0.3], [results["summary"][name]["kl_mean"]] * 2, color="black")
     by_window.set_yscale("log")
-    by_window.set_xticks(range(len(names)), names)
+    by_window.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize="small")
     by_window.set_ylabel("KL(dense || rule) by window, nats")
     for kind, marker in KINDS.items():
         by_window.plot([], [], marker, color="gray", label=kind)

@@ -4,6 +4,7 @@
 // What dropping tokens does to a real model's answers: each rule on each window, compared with the dense run.
 // Results are written after every window, and windows that a results file already holds are not run again.
 
+#include "quality/passkey_prompt.hpp"
 #include "quality/rules.hpp"
 #include "quality/windows.hpp"
 
@@ -20,6 +21,7 @@
 #include <charconv>
 #include <cstdio>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -37,9 +39,11 @@ struct arguments {
     std::string data;
     std::string out = "quality.json";
     std::string commit;
+    std::string between;  ///< a file for the essays' text between windows, instead of measuring
     std::string tokenize; ///< a list of text files to turn into a stream, instead of measuring
     std::vector<std::string> policy_files;
-    bool chunks = false;            ///< chunk_rules() instead of known_rules()
+    std::string cache;              ///< a folder for the dense answers; empty: none
+    std::string set = "kinds";      ///< of rules: known_rules(), chunk_rules() or ablation_rules()
     std::vector<std::string> names; ///< of the rules to measure; none: all
     int threads = engine::usable_cores();
     engine::cpu::arithmetic kind = engine::cpu::arithmetic::automatic;
@@ -61,11 +65,17 @@ arguments parse(int argc, char** argv) {
             made.commit = value;
         } else if (name == "--tokenize") {
             made.tokenize = value;
+        } else if (name == "--cache") {
+            made.cache = value;
+        } else if (name == "--between --cache") {
+            made.between = value;
         } else if (name == "--policy") {
             made.policy_files.push_back(value);
         } else if (name == "--rules") {
-            if (value != "kinds" && value != "chunks") throw engine::error(name, "kinds or chunks", value);
-            made.chunks = value == "chunks";
+            if (value != "kinds" && value != "chunks" && value != "ablations") {
+                throw engine::error(name, "kinds, chunks or ablations", value);
+            }
+            made.set = value;
         } else if (name == "--rule") {
             made.names.push_back(value);
         } else if (name == "--threads") {
@@ -88,7 +98,8 @@ arguments parse(int argc, char** argv) {
         } else {
             throw engine::error(
                 "argument",
-                "--model --data --out --commit --threads --rules --rule --policy --arithmetic --tokenize",
+                "--model --data --out --commit --threads --rules --rule --policy --arithmetic --tokenize "
+                "--between",
                 name);
         }
     }
@@ -119,6 +130,16 @@ void tokenize(const arguments& chosen) {
     if (!out.flush()) throw engine::error("--out", "a file that can be written", chosen.out);
 }
 
+/// Text of the streams that no window holds, for a calibration that is judged on the windows.
+void write_between(const arguments& chosen) {
+    const engine::tokenizer words(engine::gguf::open(chosen.model));
+    std::ofstream out(chosen.between, std::ios::binary);
+    for (const std::int32_t token : quality_bench::essays_between_windows(chosen.data)) {
+        out << words.bytes_of(token);
+    }
+    if (!out.flush()) throw engine::error("--between", "a file that can be written", chosen.between);
+}
+
 /// Of all threads of this process, which neighbours on a busy machine lengthen little.
 double processor_seconds() {
     return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
@@ -141,15 +162,47 @@ answers ask(engine::reader& pass, const quality_bench::window& window) {
     return made;
 }
 
+/// The dense run's answers, from the cache where it has them: prompt, model and arithmetic are its key.
+answers ask_dense(engine::loaded_model& model, const arguments& chosen, const quality_bench::window& window) {
+    using quality_bench::fed_tokens;
+    const auto size = static_cast<std::streamsize>(
+        std::size_t{fed_tokens + 1} * static_cast<std::size_t>(model.config().vocab) * sizeof(float));
+    std::string path;
+    if (!chosen.cache.empty()) {
+        std::vector<std::int32_t> key = window.prompt;
+        key.insert(key.end(), window.fed.begin(), window.fed.end());
+        key.push_back(static_cast<std::int32_t>(std::filesystem::file_size(chosen.model) & 0x7fffffff));
+        path = chosen.cache + "/" + quality_bench::hash_of(key) + "-" +
+               engine::cpu::name(model.ops().kind()) + ".dense";
+        answers held;
+        held.logits.resize(static_cast<std::size_t>(size) / sizeof(float));
+        std::ifstream file(path, std::ios::binary);
+        if (file.read(reinterpret_cast<char*>(&held.processor_s), sizeof(double)) &&
+            file.read(reinterpret_cast<char*>(held.logits.data()), size)) {
+            return held;
+        }
+    }
+    engine::reader dense(model, engine::dense(), quality_bench::prompt_tokens, fed_tokens);
+    const answers made = ask(dense, window);
+    if (!path.empty()) {
+        std::filesystem::create_directories(chosen.cache);
+        std::ofstream file(path + ".part", std::ios::binary);
+        file.write(reinterpret_cast<const char*>(&made.processor_s), sizeof(double));
+        file.write(reinterpret_cast<const char*>(made.logits.data()), size);
+        file.close();
+        if (!file) throw engine::error("--cache", "a folder with room", engine::quoted(chosen.cache));
+        std::filesystem::rename(path + ".part", path);
+    }
+    return made;
+}
+
 /// Every rule that @p result, a window's, doesn't hold yet.
-void measure(engine::loaded_model& model, const quality_bench::window& window,
+void measure(engine::loaded_model& model, const arguments& chosen, const quality_bench::window& window,
              const std::vector<quality_bench::rule>& rules, json& result) {
     using quality_bench::fed_tokens;
     using quality_bench::prompt_tokens;
-    engine::reader dense(model, engine::dense(), prompt_tokens, fed_tokens);
-    const answers expected = ask(dense, window);
+    const answers expected = ask_dense(model, chosen, window);
     result["dense_nll_expected"] = window.dense_nll;
-    result["dense_s"] = dense.prefill_seconds();
     result["dense_processor_s"] = expected.processor_s;
     for (const auto& rule : rules) {
         if (result["rules"].contains(rule.name)) continue;
@@ -241,7 +294,9 @@ json& results_of(json& windows, const quality_bench::window& wanted) {
 
 /// The rules that the command line asks for.
 std::vector<quality_bench::rule> rules_for(const arguments& chosen) {
-    auto rules = chosen.chunks ? quality_bench::chunk_rules() : quality_bench::known_rules();
+    auto rules = chosen.set == "chunks"      ? quality_bench::chunk_rules()
+                 : chosen.set == "ablations" ? quality_bench::ablation_rules()
+                                             : quality_bench::known_rules();
     for (const std::string& path : chosen.policy_files) {
         const engine::policy policy = engine::load_policy(path);
         rules.push_back({policy.name.empty() ? path : policy.name, policy, std::nullopt, {}});
@@ -289,7 +344,7 @@ void run(const arguments& chosen) {
         json& row = results_of(windows, window);
         const auto held = [&row](const auto& rule) { return row["rules"].contains(rule.name); };
         if (std::all_of(rules.begin(), rules.end(), held)) continue;
-        measure(model, window, rules, row);
+        measure(model, chosen, window, rules, row);
         for (const auto& rule : rules) {
             results["summary"][rule.name] = summarise(windows, rule);
         }
@@ -318,7 +373,9 @@ void run(const arguments& chosen) {
 int main(int argc, char** argv) {
     try {
         const arguments chosen = parse(argc, argv);
-        if (chosen.tokenize.empty()) {
+        if (!chosen.between.empty()) {
+            write_between(chosen);
+        } else if (chosen.tokenize.empty()) {
             run(chosen);
         } else {
             tokenize(chosen);

@@ -3,6 +3,8 @@
 
 #include "quality/rules.hpp"
 
+#include "engine/app/number_text.hpp"
+
 #include <initializer_list>
 
 namespace quality_bench {
@@ -56,12 +58,43 @@ std::vector<rule> known_rules() {
         {"published", at_fixed_layers(selection_rule::published_top_p(0.99)),
          reference{0.0275, 0.465, 0.354}},
         {"outside 0.98", at_fixed_layers(outside(0.98)), reference{0.0191, 0.492, 0.357}},
+        {"outside 0.95", at_fixed_layers(outside(0.95)), reference{0.0360, 0.404, 0.299}},
+        {"outside 0.99", at_fixed_layers(outside(0.99)), reference{0.0093, 0.566, 0.418}},
         {"schedule A", schedule_a(), reference{0.0093, 0.482, 0.300}},
         {"revival", revived(at_fixed_layers(outside(0.98))), reference{0.0127, 0.681, 0.576}},
         {"lists 0.99 alone", with_lists(policy_of({}), 0.99), reference{0.0037, 1, 0.268}},
         {"lists 0.95 alone", with_lists(policy_of({}), 0.95), reference{0.0097, 1, 0.154}},
+        {"outside 0.98 + lists 0.99", with_lists(at_fixed_layers(outside(0.98)), 0.99),
+         reference{0.0210, 0.497, 0.155}},
         {"schedule A + lists 0.99", with_lists(schedule_a(), 0.99), reference{0.0108, 0.487, 0.141}},
     };
+}
+
+std::vector<rule> ablation_rules() {
+    const engine::policy usual = at_fixed_layers(outside(0.98));
+    std::vector<rule> made;
+    const auto add = [&](const std::string& name, std::int32_t engine::policy::*member, std::int32_t value) {
+        rule one{name + " " + std::to_string(value), usual, std::nullopt};
+        one.policy.*member = value;
+        made.push_back(one);
+    };
+    for (const std::int32_t rows : {16, 32, 128}) {
+        add("G", &engine::policy::block_rows, rows);
+    }
+    for (const std::int32_t rows : {16, 32, 64, 256, 512}) {
+        add("n", &engine::policy::num_observations, rows);
+    }
+    for (const std::int32_t rows : {0, 16, 64, 256}) {
+        add("sink", &engine::policy::sink, rows);
+    }
+    for (const double p : {0.90, 0.95, 0.99, 0.995}) {
+        made.push_back({"p " + engine::short_number(p), at_fixed_layers(outside(p)), std::nullopt});
+    }
+    for (std::int32_t layer = 1; layer < 29; layer += 2) {
+        made.push_back(
+            {"layer " + std::to_string(layer) + " alone", policy_of({{layer, outside(0.90)}}), std::nullopt});
+    }
+    return made;
 }
 
 std::vector<rule> chunk_rules() {

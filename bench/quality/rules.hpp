@@ -28,6 +28,9 @@ struct rule {
 /// The rules that the bench knows; a new one is a line in rules.cpp.
 std::vector<rule> known_rules();
 
+/// "outside 0.98" with one thing changed at a time: G, n, sinks, p; and each layer by itself at p 0.90.
+std::vector<rule> ablation_rules();
+
 /// Schedule A as an engine decides that reads prompts in chunks: by spans of 1K, 2K and 4K, each a step of
 /// its own, and when the prompt ends, after chunks of those lengths; beside them the whole prompt at once.
 std::vector<rule> chunk_rules();

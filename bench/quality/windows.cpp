@@ -23,7 +23,15 @@ const std::vector<stream> streams = {
     {"law", {2.13, 2.37, 2.96}},
 };
 
-std::vector<std::int32_t> read_tokens(const std::string& path) {
+constexpr std::int64_t window_length = prompt_tokens + fed_tokens;
+
+std::int64_t stride_of(const stream& of, std::int64_t total) {
+    return (total - window_length) / (static_cast<std::int64_t>(of.dense_nll.size()) - 1);
+}
+
+} // namespace
+
+std::vector<std::int32_t> read_stream(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
     if (!file) throw engine::error("--data", "a folder with " + path, "no such file");
     const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
@@ -38,20 +46,18 @@ std::vector<std::int32_t> read_tokens(const std::string& path) {
     return tokens;
 }
 
-} // namespace
-
 std::vector<window> read_windows(const std::string& folder) {
-    constexpr std::int64_t length = prompt_tokens + fed_tokens;
+    constexpr std::int64_t length = window_length;
     std::vector<window> windows;
     for (const stream& of : streams) {
-        const std::vector<std::int32_t> tokens = read_tokens(folder + "/" + of.name + ".i32");
+        const std::vector<std::int32_t> tokens = read_stream(folder + "/" + of.name + ".i32");
         const auto total = static_cast<std::int64_t>(tokens.size());
         if (total < length) {
             throw engine::error(std::string("stream ") + of.name,
                                 "at least " + std::to_string(length) + " tokens", std::to_string(total));
         }
         const auto count = static_cast<std::int64_t>(of.dense_nll.size());
-        const std::int64_t stride = (total - length) / (count - 1);
+        const std::int64_t stride = stride_of(of, total);
         for (std::int64_t j = 0; j < count; ++j) {
             const auto begin = tokens.begin() + j * stride;
             windows.push_back({of.name,
@@ -62,6 +68,19 @@ std::vector<window> read_windows(const std::string& folder) {
         }
     }
     return windows;
+}
+
+std::vector<std::int32_t> essays_between_windows(const std::string& folder) {
+    static_cast<void>(read_windows(folder)); // checks the streams
+    const stream& of = streams.front();
+    const std::vector<std::int32_t> tokens = read_stream(folder + "/" + of.name + ".i32");
+    const std::int64_t stride = stride_of(of, static_cast<std::int64_t>(tokens.size()));
+    std::vector<std::int32_t> made;
+    for (std::size_t j = 0; j + 1 < of.dense_nll.size(); ++j) {
+        const auto begin = tokens.begin() + static_cast<std::int64_t>(j) * stride;
+        if (stride > window_length) made.insert(made.end(), begin + window_length, begin + stride);
+    }
+    return made;
 }
 
 } // namespace quality_bench

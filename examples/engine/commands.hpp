@@ -7,6 +7,7 @@
 namespace engine {
 
 /// The programs. Each throws `error` on what the user must be told, and writes its result to standard output.
+void run_calibrate(const options& chosen);
 void run_compare(const options& chosen);
 void run_generate(const options& chosen);
 void run_serve_sim(const options& chosen);

@@ -19,6 +19,9 @@ constexpr int exit_refused = 2;
 
 void run(const engine::options& chosen) {
     switch (chosen.command) {
+    case engine::command::calibrate:
+        engine::run_calibrate(chosen);
+        break;
     case engine::command::compare:
         engine::run_compare(chosen);
         break;

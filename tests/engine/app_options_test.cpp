@@ -77,6 +77,45 @@ TEST_CASE("app: options of the commands") {
     CHECK(parsed("inspect x").model == "x");
 }
 
+TEST_CASE("app: options of calibrate") {
+    const options chosen =
+        parsed("calibrate m.gguf --texts a.txt b.txt --tokens 2048 --windows 6 --divergence 0.02 "
+               "--for-length 32768 --lists off --time-limit 1.5 --seed 7 --threads 2 --out p.json");
+    CHECK(chosen.command == engine::command::calibrate);
+    CHECK(chosen.model == "m.gguf");
+    CHECK(chosen.calibrate.texts == std::vector<std::string>{"a.txt", "b.txt"});
+    CHECK(chosen.calibrate.tokens == 2048);
+    CHECK(chosen.calibrate.windows == 6);
+    CHECK(chosen.calibrate.divergence == 0.02);
+    CHECK(chosen.calibrate.for_length.value() == 32768);
+    CHECK(!chosen.calibrate.lists);
+    CHECK(chosen.calibrate.minutes == 1.5);
+    CHECK(chosen.calibrate.seed == 7);
+    CHECK(chosen.calibrate.out == "p.json");
+    CHECK(chosen.threads == 2);
+
+    const options usual = parsed("calibrate --texts a --texts b -m m");
+    CHECK(usual.calibrate.texts.size() == 2);
+    CHECK(usual.calibrate.tokens == 4096);
+    CHECK(usual.calibrate.windows == 8);
+    CHECK(usual.calibrate.lists);
+    CHECK(!usual.calibrate.for_length);
+    CHECK(usual.calibrate.minutes == 60);
+
+    const std::string good = "calibrate m --texts a ";
+    CHECK(refused(good) == "");
+    CHECK(refused("calibrate m") == "--texts: expected text files, came none");
+    CHECK(contains(refused("calibrate --texts a"), "--model: expected the path of a GGUF file, came none"));
+    CHECK(contains(refused(good + "--tokens 511"), "--tokens: expected a whole number of at least 512"));
+    CHECK(contains(refused(good + "--windows 0"), "--windows: expected a whole number from 1 to 1000"));
+    for (const std::string bad : {"0", "-1", "nan", "inf", "x"}) {
+        CHECK(contains(refused(good + "--divergence " + bad), "--divergence: expected a number above 0"));
+        CHECK(contains(refused(good + "--time-limit " + bad), "--time-limit: expected a number above 0"));
+    }
+    CHECK(contains(refused(good + "--lists maybe"), "--lists: expected on or off, came 'maybe'"));
+    CHECK(contains(refused(good + "--for-length 0"), "--for-length"));
+}
+
 TEST_CASE("app: options of serve-sim") {
     const options serve =
         parsed("serve-sim -m m --texts list --trace t.csv --requests 9 --rate 0.5 --seed 7 --order 3 "
@@ -153,10 +192,12 @@ TEST_CASE("app: help and version are texts, not errors") {
 TEST_CASE("app: bad command lines are refused in one line that says it all") {
     const std::string base = "compare -m m -t hello ";
     const std::vector<std::pair<std::string, std::string>> cases = {
-        {"", "command: expected compare, generate, inspect, prefill or serve-sim (uniprefill-engine --help), "
+        {"", "command: expected calibrate, compare, generate, inspect, prefill or serve-sim "
+             "(uniprefill-engine --help), "
              "came none"},
-        {"run", "command: expected compare, generate, inspect, prefill or serve-sim (uniprefill-engine "
-                "--help), came 'run'"},
+        {"run",
+         "command: expected calibrate, compare, generate, inspect, prefill or serve-sim (uniprefill-engine "
+         "--help), came 'run'"},
         {"compare -t hello", "--model: expected the path of a GGUF file, came none"},
         {"inspect", "--model: expected the path of a GGUF file, came none"},
         {"compare -m m", "prompt: expected --text or --text-file, came neither"},

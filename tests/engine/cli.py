@@ -92,12 +92,32 @@ refuses("t.csv' line 2", *serving, "--trace", file("t.csv", b"TIMESTAMP,ContextT
 refuses("prefill budget", *serving, "--span", 512, "--prefill-budget", 512)
 refuses("pages", *serving, "--pages", 100)
 refuses("--max-prompt", *serving, "--max-prompt", 9000)
+licence = "/usr/share/common-licenses/GPL-3"
+calibrating = ("calibrate", model, "--texts", licence)
+refuses("--texts", "calibrate", model)
+refuses("missing.txt", "calibrate", model, "--texts", folder / "missing.txt")
+refuses("--texts", *calibrating, "--windows", 9)
+refuses("--tokens", *calibrating, "--tokens", 8192)
+refuses("--out", *calibrating, "--out", folder)
+refuses("/dev/null", *calibrating, "--out", "/dev/null/policy.json")
+refuses("--time-limit", *calibrating, "--tokens", 512, "--time-limit", 0.00001)
 if list(folder.glob("report*")):
     faults.append("a refused run left a report")
 
 answer = run("generate", "--model", model, *prompt, "--tokens", 2)
 if answer.returncode != 0 or answer.stdout != " Paris.\n":
     faults.append(f"generate: {answer}")
+
+# What calibration writes is a policy, even if there was no time to look for one.
+found = folder / "found.json"
+done = run(*calibrating, "--tokens", 512, "--windows", 1, "--time-limit", 0.2, "--out", found)
+if done.returncode != 0 or "Chosen:" not in done.stdout or not (folder / "found.measured.json").exists():
+    faults.append(f"calibrate: {done}")
+else:
+    json.loads((folder / "found.measured.json").read_text())
+    answer = run("generate", "--model", model, *prompt, "--tokens", 2, "--policy", found)
+    if answer.returncode != 0 or answer.stdout != " Paris.\n":
+        faults.append(f"generate with what calibrate wrote: {answer}")
 
 # A text that the model answers with its end at once still compares, and --tokens holds for both runs.
 chat = "<|im_start|>user\nHello<|im_end|>\n"

@@ -110,6 +110,16 @@ class option_table {
         entries_.push_back({option, std::move(apply)});
     }
 
+    /// The same for one value or more after the name.
+    void values(const char* names, const char* type, const char* help,
+                std::function<void(const std::string& option, const std::vector<std::string>& texts)> apply) {
+        CLI::Option* option = app_->add_option(names);
+        option->description(help)->type_name(type)->expected(1, 10000)->group(group_);
+        entries_.push_back({option, [option, apply](const std::string& name, const std::string&) {
+                                apply(name, option->results());
+                            }});
+    }
+
     void flag(const char* names, const char* help, bool& target) {
         app_->add_flag(names, target, help)->group(group_);
     }
@@ -336,6 +346,42 @@ void add_prefill(option_table& table, options& whole_line) {
     table.value("--json", "FILE", "where the figures go as well", text_into(chosen.json, "a path"));
 }
 
+void add_calibrating(option_table& table, calibrate_options& chosen) {
+    const auto positive = [](double number) { return std::isfinite(number) && number > 0; };
+    table.group("Texts like those that prompts will be");
+    table.values("--texts", "FILE...", "text files, together at least windows * (tokens + 64) tokens",
+                 [&chosen](const std::string& option, const std::vector<std::string>& files) {
+                     for (const std::string& file : files) {
+                         if (file.empty()) throw error(option, "paths", "an empty text");
+                     }
+                     chosen.texts = files;
+                 });
+    table.value("--windows", "K", "prompts, drawn from all over the texts (8)",
+                whole(chosen.windows, 1, 1000));
+    table.value("--tokens", "N", "tokens of each (4096)", whole(chosen.tokens, 512, many));
+    table.value("--seed", "S", "of the windows' places and the search's order (1)",
+                [&chosen](const std::string& option, const std::string& text) {
+                    chosen.seed = whole_number<std::uint64_t>(option, text, 0,
+                                                              std::numeric_limits<std::uint64_t>::max());
+                });
+    table.group("What is looked for");
+    table.value("--divergence", "KL", "most KL from the dense run, nats, mean over windows (0.01)",
+                [&chosen, positive](const std::string& option, const std::string& text) {
+                    chosen.divergence = real_number(option, text, positive, "a number above 0");
+                });
+    table.value("--for-length", "TOKENS", "prompts whose work is to be saved (the model's context)",
+                whole(chosen.for_length, 1, many));
+    table.value("--lists", "NAME", "on (the default): block lists may be chosen too; off: dropping alone",
+                [&chosen](const std::string& option, const std::string& text) {
+                    if (text != "on" && text != "off") throw error(option, "on or off", engine::quoted(text));
+                    chosen.lists = text == "on";
+                });
+    table.value("--time-limit", "MINUTES", "the best so far is taken then (60)",
+                [&chosen, positive](const std::string& option, const std::string& text) {
+                    chosen.minutes = real_number(option, text, positive, "a number above 0");
+                });
+}
+
 void add_serving(option_table& table, serve_options& chosen) {
     workload_options& asked = chosen.workload;
     const auto positive = [](double number) { return std::isfinite(number) && number > 0; };
@@ -395,7 +441,8 @@ error in_our_words(const CLI::ParseError& fault, const CLI::App& app) {
     const auto chosen = app.get_subcommands();
     const std::vector<std::string> left = app.remaining(true);
     if (chosen.empty()) {
-        return {"command", "compare, generate, inspect, prefill or serve-sim (uniprefill-engine --help)",
+        return {"command",
+                "calibrate, compare, generate, inspect, prefill or serve-sim (uniprefill-engine --help)",
                 left.empty() ? "none" : engine::quoted(left.front())};
     }
     const std::string help = "uniprefill-engine " + chosen.back()->get_name() + " --help";
@@ -471,6 +518,10 @@ void check_whole(const options& chosen) {
     if (chosen.command == command::prefill) return check_prefill(chosen);
     if (chosen.model.empty()) throw error("--model", "the path of a GGUF file", "none");
     if (chosen.command == command::inspect) return;
+    if (chosen.command == command::calibrate) {
+        if (chosen.calibrate.texts.empty()) throw error("--texts", "text files", "none");
+        return;
+    }
     if (chosen.command == command::serve_sim) {
         check_workload(chosen.serve.workload);
         check_policy(chosen.policy);
@@ -533,11 +584,14 @@ const char* name_of(preemption way) {
 }
 
 command_line parse_command_line(const std::vector<std::string>& arguments, std::int32_t cores) {
+    options calibrate;
     options compare;
     options generate;
     options inspect;
     options prefill;
     options serve;
+    calibrate.command = command::calibrate;
+    calibrate.threads = cores;
     generate.command = command::generate;
     generate.tokens = 128;
     inspect.command = command::inspect;
@@ -555,6 +609,15 @@ command_line parse_command_line(const std::vector<std::string>& arguments, std::
                                           std::to_string(UNIPREFILL_VERSION_PATCH));
     app.footer("uniprefill-engine COMMAND --help lists the options of a command.\n"
                "Exit code: 0, or 2 with one line that says what was expected and what came.");
+
+    option_table for_calibrate(
+        app.add_subcommand("calibrate", "Find out what this model can drop where, and write a policy file"));
+    add_model(for_calibrate, calibrate, "-m,--model,model");
+    add_calibrating(for_calibrate, calibrate.calibrate);
+    add_running(for_calibrate, calibrate, cores);
+    for_calibrate.group("Output");
+    for_calibrate.value("-o,--out", "FILE", "policy file (policy.json); measurements go beside it",
+                        text_into(calibrate.calibrate.out, "a path"));
 
     option_table for_compare(app.add_subcommand(
         "compare", "Prefill the same prompt dense and sparsified; compare time, work and answers"));
@@ -618,12 +681,14 @@ command_line parse_command_line(const std::vector<std::string>& arguments, std::
     }
 
     const std::string name = app.get_subcommands().back()->get_name();
-    option_table& table = name == "compare"    ? for_compare
+    option_table& table = name == "calibrate"  ? for_calibrate
+                          : name == "compare"  ? for_compare
                           : name == "generate" ? for_generate
                           : name == "inspect"  ? for_inspect
                           : name == "prefill"  ? for_prefill
                                                : for_serve;
-    options& chosen = name == "compare"    ? compare
+    options& chosen = name == "calibrate"  ? calibrate
+                      : name == "compare"  ? compare
                       : name == "generate" ? generate
                       : name == "inspect"  ? inspect
                       : name == "prefill"  ? prefill

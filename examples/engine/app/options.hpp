@@ -2,6 +2,7 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 #pragma once
 
+#include "engine/app/calibrate_options.hpp"
 #include "engine/app/policy.hpp"
 #include "engine/app/prefill_options.hpp"
 #include "engine/app/sampling.hpp"
@@ -16,7 +17,7 @@
 
 namespace engine {
 
-enum class command { compare, generate, inspect, prefill, serve_sim };
+enum class command { calibrate, compare, generate, inspect, prefill, serve_sim };
 
 using cpu::arithmetic; ///< what the matrix products compute in
 
@@ -64,6 +65,7 @@ struct options {
     bool json = false;
     serve_options serve;     ///< serve-sim
     prefill_options prefill; ///< prefill
+    calibrate_options calibrate;
 };
 
 /// A command line as understood: either something to do, or a text (help, version) to print before exit code

@@ -3,6 +3,8 @@
 
 #include "engine/model/machine.hpp"
 
+#include "engine/error.hpp"
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -124,7 +126,87 @@ bool basic_machine<Ops>::advance() {
     if (running != segment::logits) {
         records_[static_cast<std::size_t>(layer)].seconds += seconds;
     }
+    if (running == segment::down && left_ != nullptr) {
+        left_->stops[static_cast<std::size_t>(layer)].record = records_[static_cast<std::size_t>(layer)];
+    }
     return next_ != segment::done;
+}
+
+template <class Ops>
+void basic_machine<Ops>::record_into(trail& left) {
+    left.stops.assign(static_cast<std::size_t>(config_.layers), {});
+    left_ = &left;
+}
+
+template <class Ops>
+void basic_machine<Ops>::begin_at(std::int32_t layer, const trail& from) {
+    const bool cumulative = session_.options().propagation == uniprefill::propagation::cumulative;
+    if (!cumulative || plan_.requests().size() != 1 || !from.begins_at(layer)) {
+        throw error("trail", "one that begins at layer " + std::to_string(layer), "another");
+    }
+    for (; layer_ < layer; ++layer_) {
+        replay(from.stops[static_cast<std::size_t>(layer_)]);
+    }
+    const std::vector<float>& entered = from.stops[static_cast<std::size_t>(layer)].hidden;
+    if (static_cast<std::int64_t>(entered.size()) != num_rows() * config_.hidden) {
+        throw error("trail", "one that dropped the same", "another");
+    }
+    std::copy(entered.begin(), entered.end(), hidden());
+}
+
+/// A layer's keys and decision, as the step before had them.
+template <class Ops>
+void basic_machine<Ops>::replay(const trail::stop& left) {
+    throw_if_failed(step_.enter(layer_, &hidden_rows_, 1));
+    const uniprefill::batch_view rows = step_.rows();
+    if (static_cast<std::int64_t>(left.k.size()) != rows.num_rows * kv_elements_) {
+        throw error("trail", "one that dropped the same", "another");
+    }
+    auto& ledger = session_.drops();
+    throw_if_failed(ledger.append(ledger_step_, layer_, rows));
+    throw_if_failed(ledger.cached_lens(ledger_step_, layer_, cached_lens_.data(), 1));
+    session_.cache().write(layer_, plan_.ids().front(), cached_lens_.front(), left.k.data(), left.v.data(),
+                           rows.num_rows, kv_elements_);
+    now() = left.record;
+    if (left_ != nullptr) left_->stops[static_cast<std::size_t>(layer_)] = left;
+    if (!session_.policy().selects(layer_)) return;
+    for (std::int64_t row = 0; row < rows.num_rows; ++row) {
+        std::copy_n(left.k.data() + row * kv_elements_, kv_elements_,
+                    qkv_.data() + row * qkv_elements_ + q_elements_);
+    }
+    const std::int64_t first = rows.num_rows - static_cast<std::int64_t>(left.queries.size()) / q_elements_;
+    for (std::int64_t row = first; row < rows.num_rows; ++row) {
+        std::copy_n(left.queries.data() + (row - first) * q_elements_, q_elements_,
+                    qkv_.data() + row * qkv_elements_);
+    }
+    look();
+    if (!decided_.identity) {
+        record(decided_, rows);
+        leave(decided_);
+    }
+}
+
+/// Of rows that have just entered the layer and of their q, k and v.
+template <class Ops>
+void basic_machine<Ops>::leave_trail() {
+    trail::stop& into = left_->stops[static_cast<std::size_t>(layer_)];
+    const auto copy_columns = [&](std::int64_t first_row, std::int64_t column, std::int64_t columns) {
+        std::vector<float> made(static_cast<std::size_t>((num_rows() - first_row) * columns));
+        for (std::int64_t row = first_row; row < num_rows(); ++row) {
+            std::copy_n(qkv_.data() + row * qkv_elements_ + column, columns,
+                        made.data() + (row - first_row) * columns);
+        }
+        return made;
+    };
+    if (left_->may_begin.empty() || left_->may_begin[static_cast<std::size_t>(layer_)]) {
+        into.hidden.assign(hidden(), hidden() + num_rows() * config_.hidden);
+    }
+    into.k = copy_columns(0, q_elements_, kv_elements_);
+    into.v = copy_columns(0, q_elements_ + kv_elements_, kv_elements_);
+    if (session_.policy().selects(layer_)) {
+        const std::int64_t observed = session_.options().num_observations;
+        into.queries = copy_columns(std::max<std::int64_t>(0, num_rows() - observed), 0, q_elements_);
+    }
 }
 
 template <class Ops>
@@ -153,6 +235,7 @@ void basic_machine<Ops>::project_qkv() {
                                cached_lens_[static_cast<std::size_t>(r)], k, k + kv_elements_,
                                rows.cu_seqlens[r + 1] - first, qkv_elements_);
     }
+    if (left_ != nullptr) leave_trail();
 }
 
 template <class Ops>
@@ -165,6 +248,30 @@ void basic_machine<Ops>::decide() {
         note_queries();
         return;
     }
+    const uniprefill::batch_view rows = step_.rows();
+    look();
+    if (lists_) {
+        uniprefill::batch_view entered = rows;
+        entered.cached_lens = cached_lens_.data();
+        lists_->make(step_.masses().faults, entered);
+    }
+    if (lists_ || !decided_.identity) {
+        count_look(rows);
+    }
+    if (decided_.identity) {
+        return;
+    }
+    record(decided_, rows);
+    if (!session_.options().decide_after_attention) {
+        const auto queries = bytes_of(qkv_, qkv_elements_, q_elements_, rows.num_rows);
+        throw_if_failed(uniprefill::compact(decided_, queries, queries, {}));
+        leave(decided_);
+    }
+}
+
+/// The library's decision, and masses by head where lists want them, from the rows' q and k.
+template <class Ops>
+void basic_machine<Ops>::look() {
     const uniprefill::batch_view rows = step_.rows();
     const std::int32_t page_tokens = session_.cache().page_tokens();
     std::int32_t most_pages = 0;
@@ -194,23 +301,6 @@ void basic_machine<Ops>::decide() {
     throw_if_failed(step_.decide(
         layer_, q, uniprefill::key_source<float, uniprefill::page_pointer_cache<float>>{k, cache},
         uniprefill::attention_params{}, cached_lens_.data(), decided_));
-    if (lists_) {
-        uniprefill::batch_view entered = rows;
-        entered.cached_lens = cached_lens_.data();
-        lists_->make(step_.masses().faults, entered);
-    }
-    if (lists_ || !decided_.identity) {
-        count_look(rows);
-    }
-    if (decided_.identity) {
-        return;
-    }
-    record(decided_, rows);
-    if (!session_.options().decide_after_attention) {
-        const auto queries = bytes_of(qkv_, qkv_elements_, q_elements_, rows.num_rows);
-        throw_if_failed(uniprefill::compact(decided_, queries, queries, {}));
-        leave(decided_);
-    }
 }
 
 /// Queries of prompt rows, as a selecting layer has them.

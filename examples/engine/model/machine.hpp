@@ -4,8 +4,10 @@
 
 #include "engine/cpu/huge_pages.hpp"
 #include "engine/model/layer_lists.hpp"
+#include "engine/model/layer_record.hpp"
 #include "engine/model/session.hpp"
 #include "engine/model/step_plan.hpp"
+#include "engine/model/trail.hpp"
 
 #include <cstdint>
 #include <vector>
@@ -24,22 +26,6 @@ enum class segment {
     done,
 };
 
-/// What one layer did in a step.
-struct layer_record {
-    std::int64_t rows_in = 0;   ///< rows whose keys were written
-    std::int64_t rows_kept = 0; ///< rows that entered output projection and MLP
-    std::int64_t pairs = 0;     ///< (query, key) pairs that attention scored, mean over heads
-    double seconds = 0;
-    bool selected = false;                             ///< whether a decision was taken, and then:
-    std::vector<uniprefill::segment_outcome> outcomes; // [num_segments]
-    std::int64_t estimator_pairs = 0; ///< (query, key) pairs that the estimator scored, of one head
-    /// Blocks of the first request, span after span.
-    std::vector<double> block_mass;                 ///< share of all mass, forced rows included
-    std::vector<std::int32_t> block_first_position; ///< original position of the first row
-    std::vector<bool> block_kept;                   ///< every row of it goes on
-    std::vector<bool> block_forced;                 ///< no row of it could have been dropped
-};
-
 /// A step through the model: one forward pass over the rows of a plan, advanced by its caller segment by
 /// segment.
 ///
@@ -54,6 +40,15 @@ class basic_machine {
     ~basic_machine();
     basic_machine(const basic_machine&) = delete;
     basic_machine& operator=(const basic_machine&) = delete;
+
+    /// Leaves at each layer what another step needs to begin there. For a plan of one request that reads a
+    /// whole prompt, before the first segment; @p left must outlive the step.
+    void record_into(trail& left);
+    /// Begins at @p layer as the step did that left @p from, which read the same tokens and dropped the same
+    /// in the layers before: their decisions are taken again, from the queries and keys that it left, and
+    /// nothing else. After record_into(), before the first segment; propagation cumulative. Throws `error`
+    /// where @p from has no such beginning.
+    void begin_at(std::int32_t layer, const trail& from);
 
     segment next() const { return next_; }
     std::int32_t layer() const { return layer_; }
@@ -74,6 +69,9 @@ class basic_machine {
   private:
     void project_qkv();
     void decide();
+    void look();
+    void replay(const trail::stop& left);
+    void leave_trail();
     void note_queries();
     void keep_queries();
     void attend();
@@ -123,6 +121,7 @@ class basic_machine {
     std::vector<std::int32_t> key_positions_;
     std::vector<std::int64_t> key_slots_;
 
+    trail* left_ = nullptr;    ///< where one is recorded
     query_tails last_queries_; ///< of this step by request of the plan, the session's when it ends
 
     std::vector<layer_record> records_;

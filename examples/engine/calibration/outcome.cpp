@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+#include "engine/calibration/outcome.hpp"
+
+#include "engine/app/number_text.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+namespace engine::calibration {
+
+namespace {
+
+using json = nlohmann::ordered_json;
+
+json json_of(const score& of) {
+    return {{"kl_mean", of.kl},      {"kl_max", of.kl_max}, {"kl_by_window", of.by_window},
+            {"work", of.work.total}, {"lin", of.work.lin},  {"att", of.work.att},
+            {"looks", of.work.looks}};
+}
+
+json json_of(const measured_choice& of) {
+    json made = {{"choice", describe(of.choice)}};
+    made.update(json_of(of.measured));
+    return made;
+}
+
+json json_of(const std::vector<measured_choice>& all) {
+    json made = json::array();
+    for (const measured_choice& one : all) {
+        made.push_back(json_of(one));
+    }
+    return made;
+}
+
+std::string padded(const std::string& text, std::size_t columns) {
+    return std::string(columns > text.size() ? columns - text.size() : 0, ' ') + text;
+}
+
+std::string work_text(const work& of) {
+    return fixed(of.total, 3) + " of the dense work (lin " + fixed(of.lin, 3) + ", att " + fixed(of.att, 3) +
+           ")";
+}
+
+} // namespace
+
+std::optional<double> baseline_at_equal_work(const outcome& found) {
+    std::vector<const score*> points;
+    for (const measured_choice& one : found.baseline) {
+        points.push_back(&one.measured);
+    }
+    std::sort(points.begin(), points.end(),
+              [](const score* a, const score* b) { return a->work.total < b->work.total; });
+    const double wanted = found.best.measured.work.total;
+    for (std::size_t i = 1; i < points.size(); ++i) {
+        const score& less = *points[i - 1];
+        const score& more = *points[i];
+        if (wanted < less.work.total || wanted > more.work.total || less.kl <= 0 || more.kl <= 0) continue;
+        const double width = more.work.total - less.work.total;
+        const double part = width > 0 ? (wanted - less.work.total) / width : 0;
+        return std::exp(std::log(less.kl) + part * (std::log(more.kl) - std::log(less.kl)));
+    }
+    return std::nullopt;
+}
+
+policy policy_of(const outcome& found, const policy& base) {
+    policy made = policy_of(found.best.choice, base);
+    const score& at = found.best.measured;
+    made.name = "calibrated: " + describe(found.best.choice);
+    made.name.resize(std::min<std::size_t>(made.name.size(), 200));
+    const std::string windows =
+        std::to_string(found.begins.size()) + " windows of " + with_commas(found.tokens) + " tokens";
+    made.comment = "Found by a search for " + (found.model.empty() ? "an unnamed model" : found.model) +
+                   " on " + windows + ", seed " + std::to_string(found.seed) + ", wanted divergence " +
+                   short_number(found.divergence) +
+                   (found.complete ? "." : "; the time limit ended it early.");
+    made.comment += "\nThere: KL(dense || sparsified) mean " + significant(at.kl, 3) + ", worst window " +
+                    significant(at.kl_max, 3) + " nats; " + work_text(at.work) + " at " +
+                    with_commas(found.length) + " tokens.";
+    if (const auto equal = baseline_at_equal_work(found)) {
+        made.comment += "\nThe fixed list of every fourth layer has a KL of " + significant(*equal, 3) +
+                        " at the same work on the same windows.";
+    }
+    made.comment += "\nThese are the windows that it was chosen on: others come out somewhat worse.";
+    return made;
+}
+
+std::string table_of_layers(const outcome& found) {
+    std::string text = "One selection at p 0.90 at one layer, nothing else:\n"
+                       "  layer    KL mean     KL max     lin    work\n";
+    for (const layer_probe& one : found.probes) {
+        text += padded(std::to_string(one.layer), 7) + padded(significant(one.measured.kl, 3), 11) +
+                padded(significant(one.measured.kl_max, 3), 11) + padded(fixed(one.measured.work.lin, 3), 8) +
+                padded(fixed(one.measured.work.total, 3), 8) + "\n";
+    }
+    return text;
+}
+
+std::string summary_of(const outcome& found) {
+    const score& at = found.best.measured;
+    std::string text = "Chosen: " + describe(found.best.choice) + "\n  KL mean " + significant(at.kl, 3) +
+                       ", worst window " + significant(at.kl_max, 3) + "; " + work_text(at.work) + "\n";
+    for (const measured_choice& one : found.baseline) {
+        text += "The fixed list, " + describe(one.choice) + "\n  KL mean " + significant(one.measured.kl, 3) +
+                ", worst window " + significant(one.measured.kl_max, 3) + "; " +
+                work_text(one.measured.work) + "\n";
+    }
+    if (const auto equal = baseline_at_equal_work(found)) {
+        text += "At equal work the fixed list's KL is " + significant(*equal, 3) + ", " +
+                percent(1 - at.kl / *equal, 0) + " of it saved, on the windows that were calibrated on\n";
+    }
+    text += std::to_string(found.evaluations) + " choices run in " + duration_text(found.seconds) +
+            (found.complete ? "" : "; the time limit ended the search early") + "\n";
+    return text;
+}
+
+std::string json_of(const outcome& found) {
+    json made = {{"model", found.model},
+                 {"cpu", found.cpu},
+                 {"arithmetic", found.arithmetic},
+                 {"threads", found.threads},
+                 {"tokens", found.tokens},
+                 {"windows", found.begins},
+                 {"for_length", found.length},
+                 {"attention_share", found.attention_share},
+                 {"divergence", found.divergence},
+                 {"seed", found.seed},
+                 {"complete", found.complete},
+                 {"seconds", found.seconds},
+                 {"evaluations", found.evaluations},
+                 {"layers", json::array()},
+                 {"path", json_of(found.path)},
+                 {"best", json_of(found.best)},
+                 {"fixed_list", json_of(found.baseline)}};
+    for (const layer_probe& one : found.probes) {
+        json row = {{"layer", one.layer}};
+        row.update(json_of(one.measured));
+        made["layers"].push_back(row);
+    }
+    if (const auto equal = baseline_at_equal_work(found)) made["fixed_list_at_equal_work"] = *equal;
+    return made.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+} // namespace engine::calibration

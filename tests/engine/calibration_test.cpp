@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+#include "engine/app/policy_file.hpp"
+#include "engine/calibration/outcome.hpp"
+#include "engine/error.hpp"
+#include "engine/small_model.hpp"
+#include "support/catch.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <vector>
+
+namespace calibration = engine::calibration;
+using calibration::choice;
+using engine_test::small_model;
+
+namespace {
+
+struct loaded {
+    loaded()
+        : plain(20260101)
+        , file(engine_test::span_of(plain.file))
+        , ops(engine::cpu::arithmetic::automatic)
+        , weights(file, ops.kind()) {}
+    small_model plain;
+    engine::gguf file;
+    engine::cpu_ops ops;
+    engine::cpu_weights weights;
+};
+
+engine::policy small_blocks() {
+    engine::policy base;
+    base.block_rows = 8;
+    base.num_observations = 12;
+    base.sink = 8;
+    base.tail = 12;
+    return base;
+}
+
+constexpr std::int32_t tokens = 320;
+
+std::vector<calibration::window> windows_of(const loaded& model, std::int32_t count) {
+    return calibration::draw_windows(model.plain.random_tokens(count * 400, 9), tokens, count, 1);
+}
+
+bool near(double a, double b) {
+    return std::fabs(a - b) < 1e-9;
+}
+
+} // namespace
+
+TEST_CASE("calibration: windows are drawn from all over the texts, without overlap, and repeat") {
+    std::vector<std::int32_t> text(10000);
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        text[i] = static_cast<std::int32_t>(i);
+    }
+    const auto drawn = calibration::draw_windows(text, 512, 8, 3);
+    REQUIRE(drawn.size() == 8);
+    for (std::size_t i = 0; i < drawn.size(); ++i) {
+        CHECK(drawn[i].prompt.size() == 512);
+        CHECK(drawn[i].fed.size() == 64);
+        CHECK(drawn[i].begin >= static_cast<std::int64_t>(i) * 1250);
+        CHECK(drawn[i].begin + 576 <= static_cast<std::int64_t>(i + 1) * 1250);
+        CHECK(drawn[i].prompt.front() == drawn[i].begin);
+        CHECK(drawn[i].fed.front() == drawn[i].prompt.back() + 1);
+    }
+    CHECK(calibration::draw_windows(text, 512, 8, 3)[5].begin == drawn[5].begin);
+    CHECK(calibration::draw_windows(text, 512, 8, 4)[5].begin != drawn[5].begin);
+    CHECK_THROWS_AS(calibration::draw_windows(text, 512, 18, 3), engine::error);
+    CHECK_THROWS_AS(calibration::draw_windows({}, 512, 1, 3), engine::error);
+}
+
+TEST_CASE("calibration: work against hand numbers") {
+    engine::llama_config config;
+    config.layers = 2;
+    config.hidden = 4;
+    config.ffn = 8;
+    config.heads = 2;
+    config.kv_heads = 1;
+    config.head_dim = 2;
+    // By row: q, k and v 2 * 4 * (4 + 4) = 64, output and MLP 2 * 4 * 4 + 6 * 4 * 8 = 224; 16 a pair.
+    const calibration::cost_model cost(config, 100);
+    const double pairs = 5050;
+    const double dense = 100 * (64 + 224) + pairs * 16;
+    CHECK(near(cost.attention_share(), pairs * 16 / dense));
+    engine::layer_record whole;
+    whole.rows_in = 10;
+    whole.rows_kept = 10;
+    whole.pairs = 55;
+    const calibration::work all = cost.of({whole, whole}, 10);
+    CHECK(near(all.lin, 1));
+    CHECK(near(all.att, 1));
+    CHECK(near(all.total, 1));
+    // The second layer keeps half of its rows and of its pairs, and looks at 20.
+    engine::layer_record half = whole;
+    half.rows_kept = 5;
+    half.pairs = 22;
+    half.estimator_pairs = 20;
+    const calibration::work less = cost.of({whole, half}, 10);
+    CHECK(near(less.lin, 0.75));
+    CHECK(near(less.att, 0.7));
+    CHECK(near(less.looks, 20.0 / 110));
+    const double expected = 100 * (64 + 0.75 * 224) + 0.7 * pairs * 16 + 20.0 / 10 / 2 * 100 * 8;
+    CHECK(near(less.total, expected / dense));
+}
+
+TEST_CASE("calibration: choices in words and as policies") {
+    choice one = calibration::dense_choice(6);
+    CHECK(describe(one) == "dense");
+    one.steps[3] = 2;
+    one.steps[5] = 5;
+    CHECK(describe(one) == "3:0.99 5:0.9");
+    choice other = one;
+    CHECK(first_difference(one, other) == 6);
+    other.steps[5] = 1;
+    CHECK(first_difference(one, other) == 5);
+    other.lists = 2;
+    CHECK(first_difference(one, other) == 0);
+    CHECK(describe(other) == "3:0.99 5:0.995 + lists 0.99");
+    const engine::policy made = policy_of(other, small_blocks());
+    CHECK(made.block_rows == 8);
+    REQUIRE(made.rules.size() == 2);
+    CHECK(made.rules[0].layer == 3);
+    CHECK(near(engine::share_of(made.rules[0].rule), 0.99));
+    CHECK(made.rules[0].rule.scope == uniprefill::mass_scope::free);
+    REQUIRE(made.lists);
+    CHECK(near(engine::share_of(made.lists->rule), 0.99));
+    CHECK(calibration::fixed_list_choices(6, 0).empty());
+    CHECK(calibration::fixed_list_choices(30, 2).size() == 5);
+    CHECK(describe(calibration::fixed_list_choices(12, 2)[2]) == "7:0.98 + lists 0.99");
+}
+
+TEST_CASE("calibration: what is shared with the adopted choice changes no figure") {
+    loaded model;
+    const calibration::cost_model cost(model.weights.config(), 1024);
+    const auto always = [] { return true; };
+    calibration::trial plain(model.weights, model.ops, small_blocks(), windows_of(model, 2), cost, always, 0);
+    calibration::trial sharing(model.weights, model.ops, small_blocks(), windows_of(model, 2), cost, always,
+                               std::size_t{1} << 30);
+    const std::vector<bool> everywhere(6, true);
+    REQUIRE(plain.read_dense(everywhere));
+    REQUIRE(sharing.read_dense(everywhere));
+    choice one = calibration::dense_choice(6);
+    for (const auto& [layer, step] : {std::pair<std::size_t, std::int8_t>{4, 3}, {2, 5}, {1, 4}, {3, 5}}) {
+        one.steps[layer] = step;
+        const auto expected = plain.run(one);
+        const auto came = sharing.run(one);
+        REQUIRE(expected);
+        REQUIRE(came);
+        CHECK(came->by_window == expected->by_window);
+        CHECK(came->work.total == expected->work.total);
+        CHECK(came->kl > 0);
+        if (layer != 1) sharing.adopt(one, everywhere);
+    }
+    CHECK(plain.layers_replayed() == 0);
+    CHECK(sharing.layers_replayed() > 0);
+    CHECK(near(plain.run(calibration::dense_choice(6))->kl, 0));
+}
+
+TEST_CASE("calibration: on a small model it beats one p at fixed layers at equal work, and its file loads") {
+    loaded model;
+    const calibration::cost_model cost(model.weights.config(), 1024);
+    calibration::trial trial(
+        model.weights, model.ops, small_blocks(), windows_of(model, 3), cost, [] { return true; },
+        std::size_t{1} << 30);
+    REQUIRE(trial.read_dense(std::vector<bool>(6, true)));
+    calibration::outcome found;
+    found.model = "small";
+    found.tokens = tokens;
+    found.begins = {1, 2, 3};
+    found.length = cost.length();
+    for (std::int8_t step = 1; step <= 5; ++step) {
+        choice fixed = calibration::dense_choice(6);
+        for (const std::size_t layer : {1u, 3u}) {
+            fixed.steps[layer] = step;
+        }
+        found.baseline.push_back({fixed, *trial.run(fixed)});
+    }
+    found.divergence = found.baseline[3].measured.kl;
+    calibration::search search(
+        6, {found.divergence, false, 1},
+        {[&](const choice& one) { return trial.run(one); },
+         [&](const choice& one, const std::vector<bool>& layers) { trial.adopt(one, layers); },
+         [](const std::string&) {}});
+    REQUIRE(search.probe());
+    REQUIRE(search.run());
+    found.probes = search.probes();
+    found.path = search.path();
+    found.best = search.best();
+    found.complete = true;
+    found.evaluations = search.evaluations();
+    CHECK(found.best.measured.kl <= found.divergence);
+    CHECK(found.best.measured.work.total < found.baseline[3].measured.work.total);
+    if (const auto equal = baseline_at_equal_work(found)) CHECK(found.best.measured.kl < *equal);
+
+    const engine::policy written = policy_of(found, small_blocks());
+    const engine::policy loaded_again = engine::parse_policy(write_policy(written), "policy");
+    CHECK(loaded_again.rules.size() == written.rules.size());
+    CHECK(loaded_again.block_rows == 8);
+    CHECK(loaded_again.comment == written.comment);
+    CHECK(written.comment.find("3 windows of 320 tokens") != std::string::npos);
+    CHECK(table_of_layers(found).find("layer") != std::string::npos);
+    CHECK(summary_of(found).find("Chosen: " + describe(found.best.choice)) != std::string::npos);
+    const auto measured = nlohmann::json::parse(json_of(found));
+    CHECK(measured["layers"].size() == 5);
+    CHECK(measured["best"]["choice"] == describe(found.best.choice));
+    CHECK(measured["fixed_list"].size() == 5);
+}
+
+TEST_CASE("calibration: the fixed list's divergence at equal work") {
+    calibration::outcome found;
+    CHECK_FALSE(baseline_at_equal_work(found));
+    const auto point = [](double kl, double work) {
+        calibration::measured_choice made;
+        made.measured.kl = kl;
+        made.measured.work.total = work;
+        return made;
+    };
+    found.baseline = {point(0.001, 0.8), point(0.01, 0.6), point(0.1, 0.4)};
+    found.best = point(0.005, 0.5);
+    REQUIRE(baseline_at_equal_work(found));
+    CHECK(near(*baseline_at_equal_work(found), std::sqrt(0.001)));
+    found.best = point(0.005, 0.9);
+    CHECK_FALSE(baseline_at_equal_work(found));
+    found.best = point(0.005, 0.3);
+    CHECK_FALSE(baseline_at_equal_work(found));
+}
+
+TEST_CASE("calibration: stopped between windows") {
+    loaded model;
+    const calibration::cost_model cost(model.weights.config(), 1024);
+    int left = 3;
+    calibration::trial trial(
+        model.weights, model.ops, small_blocks(), windows_of(model, 2), cost, [&] { return left-- > 0; },
+        std::size_t{1} << 30);
+    REQUIRE(trial.read_dense({}));
+    CHECK_FALSE(trial.run(calibration::dense_choice(6)));
+    left = 1;
+    calibration::trial none(
+        model.weights, model.ops, small_blocks(), windows_of(model, 2), cost, [&] { return left-- > 0; },
+        std::size_t{1} << 30);
+    CHECK_FALSE(none.read_dense({}));
+}
