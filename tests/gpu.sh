@@ -119,7 +119,15 @@ judge() { # NAME COMMAND...: runs it, one line, its output only where it fails
 #   engine_hybrid  the same, and engine_linear's
 # racecheck counts the barriers that each warp has passed. It can't follow warps that pass different numbers of them (named
 # barriers), nor one lane that arrives at an mbarrier for its warp: it reports hazards in the plainest such kernel. What
-# threads share in the kernels is kept within groups whose numbers agree, and all lanes arrive.
+# threads share in the kernels is kept within groups whose numbers agree, and all lanes arrive; but for attention on Hopper,
+# where one lane arrives for its warp: racecheck reports 84 hazards there, so it isn't run.
+# initcheck isn't run on engine_linear, which copies padding that nobody writes or uses along with what it needs.
+left_out() { # TOOL TEST
+    case ${2##*/uniprefill_test_gpu.}:$1 in
+    comm_nccl:* | engine:* | engine_hybrid:* | attend*:racecheck | engine_linear:initcheck) return 0 ;;
+    *) return 1 ;;
+    esac
+}
 sanitized() { # TOOL TEST
     local fill=1 more=()
     [ "$1" = initcheck ] && fill=0                      # it would take what tests fill fresh memory with for a value
@@ -139,7 +147,7 @@ run() {
         command -v compute-sanitizer >/dev/null || refuse "compute-sanitizer on the PATH expected (or --quick), there is none"
         for tool in memcheck racecheck initcheck synccheck; do
             for test in $tests; do
-                [[ $test == *comm_nccl || $test == *gpu.engine || $test == *gpu.engine_hybrid ]] || sanitized $tool "$test"
+                left_out $tool "$test" || sanitized $tool "$test"
             done
         done
     fi
