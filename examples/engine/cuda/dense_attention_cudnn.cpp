@@ -78,7 +78,9 @@ struct dense_attention::state {
     cudnnHandle_t handle = nullptr;
     std::int64_t heads = 0, kv_heads = 0, head_dim = 0;
     std::map<sizes, std::shared_ptr<fe::graph::Graph>> graphs;
-    device_array<std::byte> workspace; ///< for the graph that needs most; graphs run one after another
+    /// The last is for the graph that needs most: graphs run one after another. Those before stay, since CUDA
+    /// graphs that were recorded hold their addresses.
+    std::vector<device_array<std::byte>> workspaces;
 };
 
 std::shared_ptr<fe::graph::Graph> dense_attention::state::graph_for(const sizes& wanted) {
@@ -113,10 +115,8 @@ std::shared_ptr<fe::graph::Graph> dense_attention::state::graph_for(const sizes&
     check(graph->build(handle, {fe::HeurMode_t::A}), "attention of this size");
     std::int64_t bytes = 0;
     check(graph->get_workspace_size(bytes), "workspace");
-    if (static_cast<std::size_t>(bytes) > workspace.size()) {
-        cuda::check(cudaDeviceSynchronize(), "kernels"); // the old one may be in use
-        workspace = device_array<std::byte>();
-        workspace = device_array<std::byte>(static_cast<std::size_t>(bytes));
+    if (workspaces.empty() || static_cast<std::size_t>(bytes) > workspaces.back().size()) {
+        workspaces.emplace_back(static_cast<std::size_t>(bytes));
     }
     graphs[wanted] = graph;
     return graph;
@@ -151,7 +151,7 @@ void dense_attention::run(const head_rows<const bfloat16>& q, const head_rows<co
                                                       {k_uid, const_cast<bfloat16*>(k.data)},
                                                       {v_uid, const_cast<bfloat16*>(v.data)},
                                                       {out_uid, out.data}};
-    check(graph->execute(state_->handle, arrays, state_->workspace.data()), "attention");
+    check(graph->execute(state_->handle, arrays, state_->workspaces.back().data()), "attention");
 }
 
 bool dense_attention::can(const head_rows<const bfloat16>& q, const head_rows<const bfloat16>& k,

@@ -81,7 +81,7 @@ cuda::session_options session_for(const variant& one, const prefill_options& ask
     made.attention = one.attention;
     made.counts = asked.counts;
     made.bucket_rows = asked.bucket_rows;
-    if (one.tokens < asked.min_length) return made; // left alone, at the cost of a comparison
+    if (one.tokens < asked.min_length) return made; // the library isn't asked
     if (drops(one.mode)) {
         std::vector<std::int32_t> layers = asked.selecting;
         if (layers.empty()) layers = usual_selecting(model.config().layers, model.pattern());

@@ -580,13 +580,26 @@ void session::put_stretch(std::size_t index) {
     }
 }
 
+/// What enter() and finish() note of a stretch's layers, for one that is replayed.
+void session::note_rows(std::size_t index) {
+    const auto begin = static_cast<std::size_t>(index == 0 ? 0 : decisions_[index - 1]);
+    const auto end = static_cast<std::size_t>(index < decisions_.size() ? decisions_[index] : config_.layers);
+    std::fill(rows_kept_.begin() + static_cast<std::ptrdiff_t>(begin),
+              rows_kept_.begin() + static_cast<std::ptrdiff_t>(end), rows_);
+    const std::size_t last_in = std::min(end + 1, rows_in_.size());
+    for (std::size_t layer = index == 0 ? 0 : begin + 1; layer < last_in; ++layer) {
+        rows_in_[layer] = rows_;
+    }
+}
+
 void session::run_stretch(std::size_t index, bool as_graph) {
     if (!as_graph) return put_stretch(index);
-    piece& of = pieces_[{index, index == 0 ? options_.prompt : rows_}];
+    piece& of = pieces_[{static_cast<std::int32_t>(index), rows_before_, rows_}];
     if (of.recorded) {
         of.recorded.launch(stream_);
         if (sparsity_) sparsity_->restore(index);
         before_ = saved_before_[index];
+        note_rows(index);
         return;
     }
     if (of.seen) {
@@ -619,7 +632,7 @@ void session::read_count(std::size_t decision) {
 }
 
 void session::run_by_counts(bool as_graphs) {
-    rows_ = options_.prompt;
+    rows_ = rows_before_ = options_.prompt;
     for (std::size_t index = 0; index <= decisions_.size(); ++index) {
         const std::int32_t entering = rows_;
         run_stretch(index, as_graphs);

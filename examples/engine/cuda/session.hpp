@@ -146,6 +146,7 @@ class session {
     const prefill_times& time_prefill(const std::vector<std::int32_t>& tokens, bool by_stage);
     void run_prefill(bool by_stage);
     void run_by_counts(bool as_graphs);
+    void note_rows(std::size_t index);
     void run_stretch(std::size_t index, bool as_graph);
     void put_stretch(std::size_t index);
     void read_count(std::size_t decision);
@@ -233,7 +234,8 @@ class session {
     bool by_stage_ = false;
     bool warm_ = false;
     graph whole_;
-    std::map<std::pair<std::size_t, std::int32_t>, piece> pieces_; ///< by stretch and rows on entry
+    /// By stretch, and rows before and after the decision that it begins with: both are in its kernels.
+    std::map<std::array<std::int32_t, 3>, piece> pieces_;
     bool recording_ = false;
     std::vector<layer_facts> facts_;
 };

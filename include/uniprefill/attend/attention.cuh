@@ -19,7 +19,8 @@ UNIPREFILL_BEGIN_NAMESPACE
 ///
 /// Holds limits and a device's description only: cheap to copy, and any number of threads may use one object
 /// with workspaces and streams of their own. Two bodies: on compute capability 9.0, where the program was
-/// compiled for sm_90a, warp-specialised wgmma fed by TMA; elsewhere from 8.0 on, mma.sync.
+/// compiled for sm_90a, warp-specialised wgmma fed by TMA; elsewhere from 8.0 on, mma.sync. cuda_device::body
+/// forces one, and has to where the program has code for plain sm_90: prepare() refuses `automatic` there.
 ///
 /// The query heads that share a list are packed into one tile of query rows: lists by KV head are read once
 /// for all its query heads, lists by query head once for each.
@@ -39,8 +40,8 @@ class prefill_attention<Policy, backend::cuda> {
     /// deterministic, thread-safe.
     [[nodiscard]] UNIPREFILL_HOST_API status check() const noexcept;
 
-    /// Bytes of device memory that run() needs, 0 where check() fails: 8 for each segment, and a counter.
-    /// Pure, needs no device.
+    /// Bytes of device memory that run() needs, 0 where check() fails: 4 for each segment and 8 more, each of
+    /// the two pieces rounded up to 256. Pure, needs no device.
     [[nodiscard]] UNIPREFILL_HOST_API std::size_t workspace_bytes() const noexcept;
 
     /// Allows the kernels of these types their shared memory on the calling thread's current device, once for
@@ -49,14 +50,17 @@ class prefill_attention<Policy, backend::cuda> {
     template <class T, class Cache = no_cache<T>>
     [[nodiscard]] UNIPREFILL_HOST_API status prepare() const noexcept;
 
-    /// What the host backend's run() does, with every array in device memory. Rows that the device finds to
-    /// make no sense (offsets, lists) are clamped to what there is; none is read or written out of bounds.
+    /// What the host backend's run() does, with every array in device memory. Offsets, row maps and lists
+    /// that make no sense are clamped to what there is: no row of the step is read or written out of bounds.
+    /// A cached length beyond the cache is read beyond the cache.
     ///
     /// Two launches, no synchronisation, no allocation; capture-safe: replayed with other lengths, lists and
     /// rows. Rows and cache views must start at multiples of 16 bytes, and so must each of their rows.
-    /// Deterministic: a row's bits follow from its query, its position, its list and what it reads, not from
-    /// packing, grid, or the other rows. Results differ from the host's by the rounding of products on tensor
-    /// cores, of probabilities to 16 bits and of exponentials.
+    /// Deterministic: a row's bits follow from its query, its position, its list, what it reads, and where
+    /// its segment begins among the request's keys, not from packing, grid, or the other rows: another split
+    /// into chunks or spans may change last bits. A score of minus infinity counts as a key that isn't read,
+    /// and a soft-cap makes any infinite score finite; NaN makes its row NaN. Results differ from the host's
+    /// by the rounding of products on tensor cores, of probabilities to 16 bits and of exponentials.
     ///
     /// @param options `params.sink_logits` and `cached_positions` in device memory
     template <class T, class Cache>

@@ -58,8 +58,10 @@ class decode_attention<Policy, backend::cuda> {
     ///
     /// Three launches, no synchronisation, no allocation; capture-safe: replayed with other lengths and
     /// requests. Rows and cache views must start at multiples of 16 bytes, and so must each of their rows.
-    /// Deterministic: a row's bits follow from its query and what it reads. Results differ from the host's by
-    /// the rounding of products on tensor cores, of probabilities to 16 bits and of exponentials.
+    /// Deterministic: a row's bits follow from its query and what it reads. A score of minus infinity counts
+    /// as a key that isn't read, and a soft-cap makes any infinite score finite; NaN makes its row NaN.
+    /// Results differ from the host's by the rounding of products on tensor cores, of probabilities to 16
+    /// bits and of exponentials.
     ///
     /// @param params `sink_logits` in device memory
     template <class T, class Cache>

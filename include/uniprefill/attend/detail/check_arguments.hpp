@@ -219,6 +219,16 @@ check_window_shape(const attention_options& options) noexcept {
     return success();
 }
 
+/// Packed rows of a unit, and items of a step, are counted in 32 bits.
+[[nodiscard]] inline UNIPREFILL_HOST_API status check_item_count(std::int32_t rows, std::int32_t unit_heads,
+                                                                 std::int32_t units, std::int32_t segments,
+                                                                 std::int32_t tile_rows) noexcept {
+    const std::int64_t packed = std::int64_t{rows} * unit_heads;
+    const std::int64_t tiles = packed / tile_rows + segments;
+    return require(packed < INT32_MAX - tile_rows && tiles < INT32_MAX / units, status_code::out_of_range,
+                   "kept.kept_bound", "fewer than 2^31 rows times heads of a list, and tiles of them", rows);
+}
+
 /// Rows that copies of 16 bytes can read and write.
 template <class T, class Cache>
 [[nodiscard]] UNIPREFILL_HOST_API status check_attention_alignment(const head_rows<const T>& queries,

@@ -35,7 +35,8 @@ class attend_bodies {
                            device.compute_capability);
         }
         if (device.body == cuda_body::sm90 &&
-            (device.compute_capability != 90 || device.encode_tensor_map == nullptr)) {
+            (device.compute_capability != 90 || device.code_architecture < 90 ||
+             device.encode_tensor_map == nullptr)) {
             return failure(status_code::not_supported, "device.body", "automatic or portable on this device",
                            static_cast<std::int32_t>(device.body));
         }
@@ -56,7 +57,7 @@ class attend_bodies {
         UNIPREFILL_TRY(allow_shared_memory(attend_portable_kernel<T, Cache, D, G, false>, bytes));
         return allow_shared_memory(attend_portable_kernel<T, Cache, D, G, true>, bytes);
     }
-    /// step.tile_rows must be that of tile_rows().
+    /// The plan, and the kernel. step.tile_rows must be that of tile_rows().
     [[nodiscard]] static UNIPREFILL_HOST_API status launch(const cuda_device& device, const task& what,
                                                            backend::cuda::stream stream) noexcept {
         const bool softcap = what.scores.softcap > 0;
@@ -65,12 +66,14 @@ class attend_bodies {
             using tile = typename sm90::tile;
             UNIPREFILL_TRY(make_tensor_map(device, what.keys, tile::slot_keys, all.keys, "keys.rows"));
             UNIPREFILL_TRY(make_tensor_map(device, what.values, tile::slot_keys, all.values, "values.rows"));
+            UNIPREFILL_TRY(launch_plan(device, what, stream));
             return detail::launch(device,
                                   softcap ? attend_sm90_kernel<T, Cache, D, G, true>
                                           : attend_sm90_kernel<T, Cache, D, G, false>,
                                   static_cast<unsigned>(device.ctas(1)), sm90::threads,
                                   static_cast<std::size_t>(sm90::dynamic_bytes), stream, all);
         }
+        UNIPREFILL_TRY(launch_plan(device, what, stream));
         return detail::launch(device,
                               softcap ? attend_portable_kernel<T, Cache, D, G, true>
                                       : attend_portable_kernel<T, Cache, D, G, false>,
@@ -80,6 +83,11 @@ class attend_bodies {
     }
 
   private:
+    [[nodiscard]] static UNIPREFILL_HOST_API status launch_plan(const cuda_device& device, const task& what,
+                                                                backend::cuda::stream stream) noexcept {
+        return detail::launch(device, attend_plan_kernel<>, 1, attend_plan_threads, 0, stream, what.step,
+                              what.plan);
+    }
     /// Code for sm_90 without sm_90a's instructions has an empty kernel, which has no shared memory either.
     [[nodiscard]] static UNIPREFILL_HOST_API status require_code() noexcept {
         cudaFuncAttributes attributes{};

@@ -49,7 +49,7 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run(
     constexpr std::int32_t G = Policy::block_rows::value();
     constexpr std::int32_t D = Policy::head_dim::value();
     UNIPREFILL_TRY(check());
-    UNIPREFILL_TRY(detail::check_device_batch(batch, bounds_));
+    UNIPREFILL_TRY(detail::check_device_segments(batch, bounds_));
     UNIPREFILL_TRY(detail::check_kept_shape(kept, batch, memory_space::device));
     UNIPREFILL_TRY(detail::check_query_rows(queries, bounds_, kept.kept_bound, "queries",
                                             "at least kept.kept_bound rows"));
@@ -74,12 +74,14 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run(
     UNIPREFILL_TRY(memory.check(workspace_bytes()));
     using bodies = detail::attend_bodies<T, Cache, D, G>;
     UNIPREFILL_TRY(bodies::check(device_));
-    if (batch.num_segments == 0 || kept.kept_bound == 0) {
+    if (batch.num_segments == 0 || batch.num_rows == 0 || kept.kept_bound == 0) {
         return success();
     }
 
     workspace carved(memory.data(), memory.bytes());
     const std::int32_t units = lists.offsets != nullptr ? lists.num_heads : bounds_.num_kv_heads;
+    UNIPREFILL_TRY(detail::check_item_count(kept.kept_bound, bounds_.num_heads / units, units,
+                                            batch.num_segments, bodies::tile_rows(device_)));
     detail::attend_task<T, Cache> task;
     task.step.batch = batch;
     if (!kept.identity) {
@@ -106,8 +108,6 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run(
     task.out = out;
     task.lse = lse;
 
-    UNIPREFILL_TRY(detail::launch(device_, detail::attend_plan_kernel<>, 1, detail::attend_plan_threads, 0,
-                                  stream, task.step, task.plan));
     return bodies::launch(device_, task, stream);
 }
 

@@ -127,6 +127,13 @@ template <class T, class Index>
 check_cache_alignment(const token_slot_cache<T, Index>& cache) noexcept {
     return require_aligned(cache.data, cache.token_stride, cache.head_stride, 0, sizeof(T), "keys.cached");
 }
+/// Addresses of pages are in an array that the host can't read.
+template <class T>
+[[nodiscard]] UNIPREFILL_HOST_API status check_cache_alignment(const page_pointer_cache<T>& cache) noexcept {
+    UNIPREFILL_TRY(require(cache.byte_offset % 16 == 0, status_code::misaligned, "keys.cached.byte_offset",
+                           "a multiple of 16", cache.byte_offset));
+    return require_aligned(nullptr, cache.token_stride, cache.head_stride, 0, sizeof(T), "keys.cached");
+}
 
 } // namespace detail
 
