@@ -115,9 +115,10 @@ class option_table {
                 std::function<void(const std::string& option, const std::vector<std::string>& texts)> apply) {
         CLI::Option* option = app_->add_option(names);
         option->description(help)->type_name(type)->expected(1, 10000)->group(group_);
-        entries_.push_back({option, [option, apply](const std::string& name, const std::string&) {
-                                apply(name, option->results());
-                            }});
+        entries_.push_back(
+            {option, [option, apply = std::move(apply)](const std::string& name, const std::string&) {
+                 apply(name, option->results());
+             }});
     }
 
     void flag(const char* names, const char* help, bool& target) {
