@@ -5,6 +5,7 @@
 // outcomes paired. Results are written after every trial, and trials that the file already holds are not run
 // again.
 
+#include "quality/option_values.hpp"
 #include "quality/passkey_prompt.hpp"
 #include "quality/rules.hpp"
 #include "quality/sign_test.hpp"
@@ -19,18 +20,18 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
 #include <iterator>
 #include <string>
-#include <system_error>
 #include <vector>
 
 namespace {
 
 using json = nlohmann::ordered_json;
+using quality_bench::arithmetic_of;
+using quality_bench::number_of;
 using quality_bench::passkey_prompt;
 
 struct arguments {
@@ -47,17 +48,6 @@ struct arguments {
     engine::cpu::arithmetic kind = engine::cpu::arithmetic::automatic;
 };
 
-template <class Number>
-Number number_of(const std::string& name, const std::string& text, Number lowest) {
-    Number number{};
-    const char* const last = text.data() + text.size();
-    const auto [end, fault] = std::from_chars(text.data(), last, number);
-    if (fault != std::errc{} || end != last || number < lowest) {
-        throw engine::error(name, "a number from " + std::to_string(lowest), engine::quoted(text));
-    }
-    return number;
-}
-
 std::vector<std::int64_t> numbers_of(const std::string& name, const std::string& text) {
     std::vector<std::int64_t> made;
     for (std::size_t start = 0; start <= text.size();) {
@@ -66,14 +56,6 @@ std::vector<std::int64_t> numbers_of(const std::string& name, const std::string&
         start = end + 1;
     }
     return made;
-}
-
-engine::cpu::arithmetic arithmetic_of(const std::string& name, const std::string& text) {
-    using engine::cpu::arithmetic;
-    for (const auto kind : {arithmetic::automatic, arithmetic::fp32, arithmetic::bf16x3, arithmetic::bf16}) {
-        if (text == engine::cpu::name(kind)) return kind;
-    }
-    throw engine::error(name, "auto, fp32, bf16x3 or bf16", engine::quoted(text));
 }
 
 arguments parse(int argc, char** argv) {

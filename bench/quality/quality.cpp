@@ -4,6 +4,7 @@
 // What dropping tokens does to a real model's answers: each rule on each window, compared with the dense run.
 // Results are written after every window, and windows that a results file already holds are not run again.
 
+#include "quality/option_values.hpp"
 #include "quality/passkey_prompt.hpp"
 #include "quality/rules.hpp"
 #include "quality/windows.hpp"
@@ -18,7 +19,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
@@ -27,7 +27,6 @@
 #include <iterator>
 #include <map>
 #include <string>
-#include <system_error>
 #include <vector>
 
 namespace {
@@ -67,7 +66,7 @@ arguments parse(int argc, char** argv) {
             made.tokenize = value;
         } else if (name == "--cache") {
             made.cache = value;
-        } else if (name == "--between --cache") {
+        } else if (name == "--between") {
             made.between = value;
         } else if (name == "--policy") {
             made.policy_files.push_back(value);
@@ -79,27 +78,14 @@ arguments parse(int argc, char** argv) {
         } else if (name == "--rule") {
             made.names.push_back(value);
         } else if (name == "--threads") {
-            const char* const last = value.data() + value.size();
-            const auto [end, fault] = std::from_chars(value.data(), last, made.threads);
-            if (fault != std::errc{} || end != last || made.threads < 1) {
-                throw engine::error(name, "a number from 1", value);
-            }
+            made.threads = quality_bench::number_of(name, value, 1);
         } else if (name == "--arithmetic") {
-            using engine::cpu::arithmetic;
-            bool known = false;
-            for (const auto kind :
-                 {arithmetic::automatic, arithmetic::fp32, arithmetic::bf16x3, arithmetic::bf16}) {
-                if (value == engine::cpu::name(kind)) {
-                    made.kind = kind;
-                    known = true;
-                }
-            }
-            if (!known) throw engine::error(name, "auto, fp32, bf16x3 or bf16", value);
+            made.kind = quality_bench::arithmetic_of(name, value);
         } else {
             throw engine::error(
                 "argument",
                 "--model --data --out --commit --threads --rules --rule --policy --arithmetic --tokenize "
-                "--between",
+                "--between --cache",
                 name);
         }
     }
