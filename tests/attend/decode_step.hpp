@@ -53,6 +53,19 @@ struct decode_step {
                 shape().head_dim, rows,
                 shape().heads,    shape().head_dim};
     }
+    /// Draws what rows read: all of their tokens or fewer, for all KV heads together or for each.
+    void draw_rows(generator& random) {
+        by_head = random.chance(40);
+        const std::vector<std::int32_t> most = lens;
+        lens.clear();
+        first_keys.clear();
+        for (const std::int32_t all : most) {
+            for (std::int32_t head = by_head ? shape().kv_heads : 1; head > 0; --head) {
+                lens.push_back(random.chance(50) ? all : random.below(all + 1));
+                first_keys.push_back(random.chance(50) ? 0 : random.below(lens.back() + 1));
+            }
+        }
+    }
     /// What a row reads of a KV head: tokens [first, len).
     [[nodiscard]] std::size_t entry(std::int32_t row, std::int32_t kv_head) const {
         return static_cast<std::size_t>(by_head ? row * shape().kv_heads + kv_head : row);

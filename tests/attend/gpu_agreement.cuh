@@ -29,42 +29,12 @@
 
 namespace attend_test {
 
-struct none {
-    template <class Caches>
-    static auto view(const Caches& from) {
-        return up::no_cache<typename decltype(from.contiguous())::element>{};
-    }
-};
-struct contiguous {
-    template <class Caches>
-    static auto view(const Caches& from) {
-        return from.contiguous();
-    }
-};
-struct page_table {
-    template <class Caches>
-    static auto view(const Caches& from) {
-        return from.page_table();
-    }
-};
-struct csr_pages {
-    template <class Caches>
-    static auto view(const Caches& from) {
-        return from.csr_pages();
-    }
-};
-struct token_slots {
-    template <class Caches>
-    static auto view(const Caches& from) {
-        return from.token_slots();
-    }
-};
-struct page_pointers {
-    template <class Caches>
-    static auto view(const Caches& from) {
-        return from.page_pointers();
-    }
-};
+using importance_test::contiguous;
+using importance_test::csr_pages;
+using importance_test::none;
+using importance_test::page_pointers;
+using importance_test::page_table;
+using importance_test::token_slots;
 
 inline std::vector<request> ragged_requests(std::int32_t G, bool cached) {
     const std::int32_t c = cached ? 1 : 0;

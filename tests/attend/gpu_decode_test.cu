@@ -126,18 +126,7 @@ void check_random_steps(std::uint32_t line) {
             cached.push_back(random.among({0, 1, 15, 16, 17, 255, 257, 700, 1500}));
         }
         decode_step<T> what(shape, cached, 1 + random.below(6), number + 1);
-        what.by_head = random.chance(40);
-        std::vector<std::int32_t> lens;
-        std::vector<std::int32_t> first_keys;
-        for (std::int32_t row = 0; row < what.rows; ++row) {
-            const std::int32_t most = what.lens[static_cast<std::size_t>(row)];
-            for (std::int32_t head = what.by_head ? shape.kv_heads : 1; head > 0; --head) {
-                lens.push_back(random.chance(50) ? most : random.below(most + 1));
-                first_keys.push_back(random.chance(50) ? 0 : random.below(lens.back() + 1));
-            }
-        }
-        what.lens = lens;
-        what.first_keys = first_keys;
+        what.draw_rows(random);
         what.params = random.any_params(shape, what.tokens.sinks);
         INFO("line " << line << ", case " << number << ", seed " << uniprefill_test::seed() << ": "
                      << shape.heads << '/' << shape.kv_heads << " heads, d " << D);

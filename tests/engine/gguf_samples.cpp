@@ -57,6 +57,22 @@ std::vector<std::string> sample_tokens(bool all_bytes) {
     return tokens;
 }
 
+void add_llama_sizes(gguf_builder& file, const llama_sizes& sizes) {
+    file.add_string("general.architecture", "llama");
+    file.add_string("general.name", sizes.name);
+    file.add_u32("llama.block_count", sizes.layers);
+    file.add_u32("llama.context_length", sizes.context);
+    file.add_u32("llama.embedding_length", sizes.hidden);
+    file.add_u32("llama.feed_forward_length", sizes.ffn);
+    file.add_u32("llama.attention.head_count", sizes.heads);
+    file.add_u32("llama.attention.head_count_kv", sizes.kv_heads);
+    file.add_u32("llama.attention.key_length", sizes.head_dim);
+    file.add_u32("llama.attention.value_length", sizes.head_dim);
+    file.add_u32("llama.rope.dimension_count", sizes.head_dim);
+    file.add_f32("llama.rope.freq_base", sizes.rope_base);
+    file.add_f32("llama.attention.layer_norm_rms_epsilon", sizes.epsilon);
+}
+
 void add_sample_tokenizer(gguf_builder& file, const std::string& pretokenizer, bool all_bytes,
                           const std::vector<std::string>& without) {
     const std::vector<std::string> tokens = sample_tokens(all_bytes);

@@ -30,6 +30,21 @@ struct sample_model {
     gguf_builder builder() const;
 };
 
+/// What a llama model's file says of its sizes.
+struct llama_sizes {
+    const char* name;
+    std::uint32_t layers;
+    std::uint32_t context;
+    std::uint32_t hidden;
+    std::uint32_t ffn;
+    std::uint32_t heads;
+    std::uint32_t kv_heads;
+    std::uint32_t head_dim;
+    float rope_base;
+    float epsilon;
+};
+void add_llama_sizes(gguf_builder& file, const llama_sizes& sizes);
+
 /// A sound file that isn't a model: every value type alone and in arrays, empty strings and arrays, ranks 1
 /// to 4, a tensor type that can't be read.
 gguf_builder sample_of_every_value();

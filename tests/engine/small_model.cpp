@@ -97,19 +97,8 @@ small_model::small_model(std::uint64_t seed) {
     }
 
     gguf_builder made;
-    made.add_string("general.architecture", "llama");
-    made.add_string("general.name", "small");
-    made.add_u32("llama.block_count", layers);
-    made.add_u32("llama.context_length", 4096);
-    made.add_u32("llama.embedding_length", hidden);
-    made.add_u32("llama.feed_forward_length", ffn);
-    made.add_u32("llama.attention.head_count", heads);
-    made.add_u32("llama.attention.head_count_kv", kv_heads);
-    made.add_u32("llama.attention.key_length", head_dim);
-    made.add_u32("llama.attention.value_length", head_dim);
-    made.add_u32("llama.rope.dimension_count", head_dim);
-    made.add_f32("llama.rope.freq_base", rope_base);
-    made.add_f32("llama.attention.layer_norm_rms_epsilon", epsilon);
+    add_llama_sizes(made,
+                    {"small", layers, 4096, hidden, ffn, heads, kv_heads, head_dim, rope_base, epsilon});
     add_sample_tokenizer(made, "smollm", true);
     const auto tensor = [&](const std::string& name, const std::vector<float>& values, int columns) {
         const std::uint64_t rows = values.size() / static_cast<std::size_t>(columns);

@@ -36,44 +36,6 @@ using namespace importance_test;
 
 namespace {
 
-// How keys of a step are found, whatever their elements.
-struct none {
-    template <class Caches>
-    static auto view(const Caches& from) {
-        return up::no_cache<typename decltype(from.contiguous())::element>{};
-    }
-};
-struct contiguous {
-    template <class Caches>
-    static auto view(const Caches& from) {
-        return from.contiguous();
-    }
-};
-struct page_table {
-    template <class Caches>
-    static auto view(const Caches& from) {
-        return from.page_table();
-    }
-};
-struct csr_pages {
-    template <class Caches>
-    static auto view(const Caches& from) {
-        return from.csr_pages();
-    }
-};
-struct token_slots {
-    template <class Caches>
-    static auto view(const Caches& from) {
-        return from.token_slots();
-    }
-};
-struct page_pointers {
-    template <class Caches>
-    static auto view(const Caches& from) {
-        return from.page_pointers();
-    }
-};
-
 std::vector<request> some_requests(std::int32_t G, std::int32_t n, bool cached) {
     const std::int32_t c = cached ? 1 : 0;
     std::vector<request> requests;

@@ -169,6 +169,44 @@ class device_caches {
     device_array<const void*> pointers_;
 };
 
+// How keys of a step are found, whatever their elements.
+struct none {
+    template <class Caches>
+    static auto view(const Caches& from) {
+        return up::no_cache<typename decltype(from.contiguous())::element>{};
+    }
+};
+struct contiguous {
+    template <class Caches>
+    static auto view(const Caches& from) {
+        return from.contiguous();
+    }
+};
+struct page_table {
+    template <class Caches>
+    static auto view(const Caches& from) {
+        return from.page_table();
+    }
+};
+struct csr_pages {
+    template <class Caches>
+    static auto view(const Caches& from) {
+        return from.csr_pages();
+    }
+};
+struct token_slots {
+    template <class Caches>
+    static auto view(const Caches& from) {
+        return from.token_slots();
+    }
+};
+struct page_pointers {
+    template <class Caches>
+    static auto view(const Caches& from) {
+        return from.page_pointers();
+    }
+};
+
 /// Masses in device memory.
 class device_masses {
   public:

@@ -128,6 +128,19 @@ template <class... Parameters>
                        "shared memory");
 }
 
+/// Whether @p kernel, of sm_90a, was compiled for it: code for sm_90 without sm_90a's instructions has an
+/// empty kernel, which has no shared memory either. For plan time.
+template <class... Parameters>
+[[nodiscard]] UNIPREFILL_HOST_API status require_sm90a_code(void (*kernel)(Parameters...)) noexcept {
+    cudaFuncAttributes attributes{};
+    UNIPREFILL_TRY(cuda_result(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)),
+                               "device.body"));
+    return attributes.sharedSizeBytes > 0
+               ? success()
+               : failure(status_code::not_supported, "device.body",
+                         "portable, as the program isn't compiled for sm_90a", attributes.ptxVersion);
+}
+
 } // namespace detail
 
 template <class>

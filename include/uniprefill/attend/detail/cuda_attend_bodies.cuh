@@ -49,7 +49,7 @@ class attend_bodies {
         UNIPREFILL_TRY(check(device));
         if (uses_sm90(device)) {
             constexpr std::size_t bytes = sm90::dynamic_bytes;
-            UNIPREFILL_TRY(require_code());
+            UNIPREFILL_TRY(require_sm90a_code(attend_sm90_kernel<T, Cache, D, G, false>));
             UNIPREFILL_TRY(allow_shared_memory(attend_sm90_kernel<T, Cache, D, G, false>, bytes));
             return allow_shared_memory(attend_sm90_kernel<T, Cache, D, G, true>, bytes);
         }
@@ -87,18 +87,6 @@ class attend_bodies {
                                                                 backend::cuda::stream stream) noexcept {
         return detail::launch(device, attend_plan_kernel<>, 1, attend_plan_threads, 0, stream, what.step,
                               what.plan);
-    }
-    /// Code for sm_90 without sm_90a's instructions has an empty kernel, which has no shared memory either.
-    [[nodiscard]] static UNIPREFILL_HOST_API status require_code() noexcept {
-        cudaFuncAttributes attributes{};
-        UNIPREFILL_TRY(cuda_result(
-            cudaFuncGetAttributes(&attributes,
-                                  reinterpret_cast<const void*>(attend_sm90_kernel<T, Cache, D, G, false>)),
-            "device.body"));
-        return attributes.sharedSizeBytes > 0
-                   ? success()
-                   : failure(status_code::not_supported, "device.body",
-                             "portable, as the program isn't compiled for sm_90a", attributes.ptxVersion);
     }
     [[nodiscard]] static UNIPREFILL_HOST_API bool uses_sm90(const cuda_device& device) noexcept {
         return device.body != cuda_body::portable && device.compute_capability == 90 &&

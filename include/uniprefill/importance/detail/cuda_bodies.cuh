@@ -55,7 +55,7 @@ class score_bodies {
         if constexpr (has_sm90) {
             if (uses_sm90(device)) {
                 constexpr std::size_t bytes = sm90::dynamic_bytes;
-                UNIPREFILL_TRY(require_code());
+                UNIPREFILL_TRY(require_sm90a_code(sm90_score_kernel<Q, T, Cache, D, G, false>));
                 UNIPREFILL_TRY(allow_shared_memory(sm90_score_kernel<Q, T, Cache, D, G, false>, bytes));
                 return allow_shared_memory(sm90_score_kernel<Q, T, Cache, D, G, true>, bytes);
             }
@@ -85,18 +85,6 @@ class score_bodies {
     }
 
   private:
-    /// Code for sm_90 without sm_90a's instructions has an empty kernel, which has no shared memory either.
-    [[nodiscard]] static UNIPREFILL_HOST_API status require_code() noexcept {
-        cudaFuncAttributes attributes{};
-        UNIPREFILL_TRY(cuda_result(
-            cudaFuncGetAttributes(&attributes,
-                                  reinterpret_cast<const void*>(sm90_score_kernel<Q, T, Cache, D, G, false>)),
-            "device.body"));
-        return attributes.sharedSizeBytes > 0
-                   ? success()
-                   : failure(status_code::not_supported, "device.body",
-                             "portable, as the program isn't compiled for sm_90a", attributes.ptxVersion);
-    }
     [[nodiscard]] static UNIPREFILL_HOST_API bool uses_sm90(const cuda_device& device) noexcept {
         return has_sm90 && device.body != cuda_body::portable && device.compute_capability == 90 &&
                device.code_architecture >= 90;
