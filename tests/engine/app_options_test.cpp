@@ -386,13 +386,14 @@ TEST_CASE("app: options of prefill") {
     CHECK(plain.attention == std::vector<attention_kind>{attention_kind::uniprefill});
     CHECK(plain.counts == engine::counts_kind::read);
     CHECK(plain.selecting.empty());
+    CHECK_FALSE(plain.in_turn);
 
     const options line =
         parsed("prefill --device cuda --shape llama3.2-1b --layers 12 --tokens 4096,131072 --mode "
                "dense,drop,lists,both --attention cudnn,uniprefill --counts budget --keep 0.5 --blocks 0.25 "
                "--selecting 3,7 --list-heads kv --list-sink 1 --list-window 2 --min-length 5 --warmups 3 "
                "--repeats 9 "
-               "--seed 12 --bucket-rows 256 --json f.json");
+               "--seed 12 --bucket-rows 256 --in-turn --json f.json");
     CHECK(line.command == engine::command::prefill);
     const engine::prefill_options& all = line.prefill;
     CHECK(all.shape == "llama3.2-1b");
@@ -410,6 +411,7 @@ TEST_CASE("app: options of prefill") {
     CHECK(all.min_length == 5);
     CHECK(all.warmups == 3);
     CHECK(all.repeats == 9);
+    CHECK(all.in_turn);
     CHECK(all.seed == 12);
     CHECK(all.bucket_rows == 256);
     CHECK(all.json == "f.json");

@@ -139,6 +139,32 @@ TEST_CASE("compact on a device: tensors in place and out of place in one call") 
     }
 }
 
+TEST_CASE("compact on a device: rows that are where they go stay, and those behind them move") {
+    if (!has_device()) {
+        return;
+    }
+    std::mt19937 random(static_cast<unsigned>(uniprefill_test::seed()) + 7);
+    const device_scratch scratch;
+    constexpr std::int32_t rows = 5000;
+    for (const std::int32_t stay : {0, 1, 63, 64, 2047, 2500, 4998, 4999, 5000}) {
+        std::vector<bool> keeps(rows, true);
+        for (std::int32_t row = stay; row < rows; ++row) {
+            keeps[static_cast<std::size_t>(row)] = row > stay && random() % 4 != 0;
+        }
+        const keep_set kept(keeps, {0, rows});
+        const device_keep_set on_device(kept);
+        INFO(stay << " rows stay, " << kept.kept() << " are kept");
+        pair_of_lists list;
+        for (const std::int64_t bytes : {8192, 48, 30, 40000}) {
+            list.add(tensor(rows, bytes, bytes + 16, random()), 0);
+        }
+        REQUIRE(up::compact(kept.view, list.host_views().data(), list.host_views().data(), 4, {}).ok());
+        check_ok(up::compact(on_device.view, list.device_views().data(), list.device_views().data(), 4,
+                             scratch.view(), current_device(grids[stay % 4]), nullptr));
+        list.compare();
+    }
+}
+
 TEST_CASE("compact on a device: many thread blocks in place, again and again") {
     if (!has_device()) {
         return;

@@ -136,3 +136,27 @@ TEST_CASE("row_composition: maps, padding and entries that make no sense") {
     CHECK(up::detail::clamp_to(INT32_MAX, 5) == 5);
     CHECK(up::detail::clamp_to(3, 5) == 3);
 }
+
+TEST_CASE("moved_row_search: the first row that a map moves") {
+    for (const std::int32_t probes : {2, 32, 256}) {
+        for (const std::int32_t rows : {0, 1, 2, 31, 257, 4096, 70000, INT32_MAX}) {
+            for (const std::int32_t first : {0, 1, 2, 30, 255, 256, 4095, 4096, 69999, INT32_MAX - 1}) {
+                const std::int32_t expected = std::min(first, rows);
+                INFO(probes << " probes, " << rows << " rows, moved from " << expected << " on");
+                up::detail::moved_row_search search{probes, 0, rows};
+                std::int32_t rounds = 0;
+                while (!search.is_done()) {
+                    REQUIRE(++rounds <= 64);
+                    std::int32_t stay = 0;
+                    for (std::int32_t i = 0; i < probes; ++i) {
+                        const std::int32_t row = search.probe(i);
+                        REQUIRE(row < rows);
+                        stay += row >= 0 && row < expected ? 1 : 0;
+                    }
+                    search.narrow(stay);
+                }
+                REQUIRE(search.begin == expected);
+            }
+        }
+    }
+}

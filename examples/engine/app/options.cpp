@@ -344,6 +344,7 @@ void add_prefill(option_table& table, options& whole_line) {
     add_device(table, whole_line);
     table.value("--warmups", "N", "runs before the measured ones (2)", whole(chosen.warmups, 1, 1000));
     table.value("--repeats", "N", "measured runs; medians are reported (5)", whole(chosen.repeats, 1, 1000));
+    table.flag("--in-turn", "modes of one length run in turn, all in memory at once", chosen.in_turn);
     table.value("--json", "FILE", "where the figures go as well", text_into(chosen.json, "a path"));
 }
 

@@ -33,7 +33,7 @@ enum class counts_kind {
     buckets, ///< read, rounded up, and what lies between two decisions is a graph for each rounded number
 };
 
-/// A measured prefill (command prefill): every attention, length and mode asked for, one after the other.
+/// A measured prefill (command prefill): every attention, length and mode asked for.
 struct prefill_options {
     std::string shape = "llama3-8b";
     std::optional<std::int32_t> layers; ///< fewer or more than the shape's
@@ -51,6 +51,7 @@ struct prefill_options {
     std::int32_t min_length = 0; ///< shorter prompts run dense
     std::int32_t warmups = 2;
     std::int32_t repeats = 5;
+    bool in_turn = false; ///< all that is asked for of one length at once, run by run
     std::uint64_t seed = 1;
     std::string json; ///< a file for the figures; empty: none
 };

@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <fstream>
 #include <iostream>
+#include <memory>
 #include <random>
 #include <utility>
 
@@ -149,70 +150,102 @@ json divergence(const std::vector<float>& reference, const std::vector<float>& l
     return compare_logits(reference.data(), logits.data(), 1, vocab, {}).kl_mean;
 }
 
-/// Runs one prefill until its repetitions are done. Every repetition must come to the same logits, bit for
-/// bit.
-/// @param reference  logits of the first dense run over these tokens, filled by it
-json measure(const variant& one, const prefill_options& asked, const cuda::cuda_model& model,
-             std::vector<float>& reference) {
-    cuda::session session(model, session_for(one, asked, model));
-    const std::vector<std::int32_t> tokens =
-        random_tokens(one.tokens, model.config().vocab, asked.seed + static_cast<std::uint64_t>(one.tokens));
-    static_cast<void>(session.prefill(tokens));
-    const std::vector<float> logits = session.logits(); // kernel by kernel, whatever comes later
-    const auto same = [&] {
-        if (session.likeliest() < 0) throw error("logits", "finite numbers", "others");
-        return session.logits() == logits;
-    };
-    bool all_same = same();
-    if (reference.empty() && one.mode == prefill_mode::dense) reference = logits;
-    // What becomes a graph is recorded by the second run, and replayed from the third on.
-    const std::int32_t warmups = std::max(asked.warmups, asked.counts == counts_kind::read ? 1 : 2);
-    for (std::int32_t i = 1; i < warmups; ++i) {
-        static_cast<void>(session.prefill(tokens));
+/// One prefill that is run again and again. Every repetition must come to the same logits, bit for bit.
+class measured_prefill {
+  public:
+    /// Warms it up.
+    measured_prefill(const variant& one, const prefill_options& asked, const cuda::cuda_model& model)
+        : one_(one)
+        , asked_(asked)
+        , model_(model)
+        , session_(model, session_for(one, asked, model))
+        , tokens_(random_tokens(one.tokens, model.config().vocab,
+                                asked.seed + static_cast<std::uint64_t>(one.tokens))) {
+        static_cast<void>(session_.prefill(tokens_));
+        logits_ = session_.logits(); // kernel by kernel, whatever comes later
+        all_same_ = same();
+        // What becomes a graph is recorded by the second run, and replayed from the third on.
+        const std::int32_t warmups = std::max(asked.warmups, asked.counts == counts_kind::read ? 1 : 2);
+        for (std::int32_t i = 1; i < warmups; ++i) {
+            static_cast<void>(session_.prefill(tokens_));
+        }
     }
-    std::vector<double> device_ms;
-    std::vector<double> wall_ms;
-    std::int32_t reads = 0;
-    for (std::int32_t i = 0; i < asked.repeats; ++i) {
-        const cuda::prefill_times& times = session.prefill(tokens);
-        device_ms.push_back(times.device_ms);
-        wall_ms.push_back(times.wall_ms);
-        reads = times.count_reads;
-        all_same = same() && all_same;
+
+    void run_once() {
+        const cuda::prefill_times& times = session_.prefill(tokens_);
+        device_ms_.push_back(times.device_ms);
+        wall_ms_.push_back(times.wall_ms);
+        reads_ = times.count_reads;
+        all_same_ = same() && all_same_;
     }
-    const std::size_t nodes = session.graph_nodes();
-    json stages;
-    session.prefill_by_stage(tokens);
-    const auto by_stage = session.stages();
-    for (std::size_t i = 0; i < stage_names.size(); ++i) {
-        stages[stage_names[i]] = by_stage[i];
+
+    /// @param reference  logits of the first dense run over these tokens, filled by it
+    json figures(std::vector<float>& reference) {
+        if (reference.empty() && one_.mode == prefill_mode::dense) reference = logits_;
+        const std::size_t nodes = session_.graph_nodes();
+        json stages;
+        session_.prefill_by_stage(tokens_);
+        const auto by_stage = session_.stages();
+        for (std::size_t i = 0; i < stage_names.size(); ++i) {
+            stages[stage_names[i]] = by_stage[i];
+        }
+        json windows; // whose; none in models without
+        if (model_.pattern().has(layer_kind::window)) {
+            windows = session_.windows_by_cudnn() ? "cudnn" : "uniprefill";
+        }
+        double lin = 0;
+        for (const std::int32_t rows : session_.rows_kept()) {
+            lin += static_cast<double>(rows) / one_.tokens / model_.config().layers;
+        }
+        return {{"tokens", one_.tokens},
+                {"mode", name_of(one_.mode)},
+                {"attention", name_of(one_.attention)},
+                {"counts", name_of(asked_.counts)},
+                {"windows_before_drops", windows},
+                {"left_alone", one_.tokens < asked_.min_length},
+                {"ttft_ms", spread_of(device_ms_)},
+                {"wall_ms", spread_of(wall_ms_)},
+                {"repeats", asked_.repeats},
+                {"count_reads", reads_},
+                {"graph_nodes", nodes},
+                {"graphs", session_.graphs()},
+                {"same_logits_every_time", all_same_},
+                {"kl_to_first_dense", divergence(reference, logits_)},
+                {"stage_ms_kernel_by_kernel", stages},
+                {"share_of_rows", lin},
+                {"rows_kept", session_.rows_kept()},
+                {"decisions", decisions_of(session_)}};
     }
-    json windows; // whose; none in models without
-    if (model.pattern().has(layer_kind::window)) {
-        windows = session.windows_by_cudnn() ? "cudnn" : "uniprefill";
+
+  private:
+    bool same() {
+        if (session_.likeliest() < 0) throw error("logits", "finite numbers", "others");
+        return session_.logits() == logits_;
     }
-    double lin = 0;
-    for (const std::int32_t rows : session.rows_kept()) {
-        lin += static_cast<double>(rows) / one.tokens / model.config().layers;
+
+    variant one_;
+    const prefill_options& asked_;
+    const cuda::cuda_model& model_;
+    cuda::session session_;
+    std::vector<std::int32_t> tokens_;
+    std::vector<float> logits_;
+    bool all_same_ = true;
+    std::vector<double> device_ms_;
+    std::vector<double> wall_ms_;
+    std::int32_t reads_ = 0;
+};
+
+/// Variants of one length that share the device while they are measured: all of them, which then take turns,
+/// or one.
+std::vector<std::vector<variant>> rounds_of(const prefill_options& asked) {
+    std::vector<std::vector<variant>> rounds;
+    for (const variant& one : variants_of(asked)) {
+        if (!asked.in_turn || rounds.empty() || rounds.back().front().tokens != one.tokens) {
+            rounds.emplace_back();
+        }
+        rounds.back().push_back(one);
     }
-    return {{"tokens", one.tokens},
-            {"mode", name_of(one.mode)},
-            {"attention", name_of(one.attention)},
-            {"counts", name_of(asked.counts)},
-            {"windows_before_drops", windows},
-            {"left_alone", one.tokens < asked.min_length},
-            {"ttft_ms", spread_of(device_ms)},
-            {"wall_ms", spread_of(wall_ms)},
-            {"repeats", asked.repeats},
-            {"count_reads", reads},
-            {"graph_nodes", nodes},
-            {"graphs", session.graphs()},
-            {"same_logits_every_time", all_same},
-            {"kl_to_first_dense", divergence(reference, logits)},
-            {"stage_ms_kernel_by_kernel", stages},
-            {"share_of_rows", lin},
-            {"rows_kept", session.rows_kept()},
-            {"decisions", decisions_of(session)}};
+    return rounds;
 }
 
 /// What the shape's layers are, and where they aren't what the model of that name has.
@@ -267,6 +300,7 @@ json description(const prefill_options& asked, const cuda::cuda_model& model) {
             {"min_length", asked.min_length},
             {"bucket_rows", asked.bucket_rows},
             {"warmups", asked.warmups},
+            {"in_turn", asked.in_turn},
             {"seed", asked.seed}};
 }
 
@@ -298,18 +332,30 @@ void run_cuda_prefill(const options& chosen) {
                 "TTFT ms", "wall ms", "rows", "reads");
     std::vector<float> reference;
     std::int32_t reference_tokens = 0;
-    for (const variant& one : variants_of(asked)) {
-        if (reference_tokens != one.tokens) reference.clear();
-        reference_tokens = one.tokens;
-        const json run = measure(one, asked, model, reference);
-        std::printf("%9d %-6s %-10s %-8s %12.2f %12.2f %8.1f%% %6d%s\n", static_cast<int>(one.tokens),
-                    name_of(one.mode), name_of(one.attention), name_of(asked.counts),
-                    run["ttft_ms"]["median"].get<double>(), run["wall_ms"]["median"].get<double>(),
-                    100 * run["share_of_rows"].get<double>(), run["count_reads"].get<int>(),
-                    run["same_logits_every_time"].get<bool>() ? "" : "  LOGITS DIFFER FROM RUN TO RUN");
-        std::fflush(stdout);
-        figures["runs"].push_back(run);
-        if (!asked.json.empty()) write(asked.json, figures); // what was measured stays, whatever comes next
+    for (const std::vector<variant>& round : rounds_of(asked)) {
+        const std::int32_t tokens = round.front().tokens;
+        if (reference_tokens != tokens) reference.clear();
+        reference_tokens = tokens;
+        std::vector<std::unique_ptr<measured_prefill>> runs;
+        for (const variant& one : round) {
+            runs.push_back(std::make_unique<measured_prefill>(one, asked, model));
+        }
+        for (std::int32_t i = 0; i < asked.repeats; ++i) {
+            for (const auto& one : runs) {
+                one->run_once();
+            }
+        }
+        for (std::size_t i = 0; i < runs.size(); ++i) {
+            const json run = runs[i]->figures(reference);
+            std::printf("%9d %-6s %-10s %-8s %12.2f %12.2f %8.1f%% %6d%s\n", static_cast<int>(tokens),
+                        name_of(round[i].mode), name_of(round[i].attention), name_of(asked.counts),
+                        run["ttft_ms"]["median"].get<double>(), run["wall_ms"]["median"].get<double>(),
+                        100 * run["share_of_rows"].get<double>(), run["count_reads"].get<int>(),
+                        run["same_logits_every_time"].get<bool>() ? "" : "  LOGITS DIFFER FROM RUN TO RUN");
+            std::fflush(stdout);
+            figures["runs"].push_back(run);
+            if (!asked.json.empty()) write(asked.json, figures); // stays, whatever comes next
+        }
     }
 }
 

@@ -77,9 +77,8 @@ class sparsity_of final : public sparsity {
 
     void leave(const uniprefill::byte_rows& hidden, const uniprefill::byte_rows& queries,
                cudaStream_t on) override {
-        const uniprefill::row_tensor moved{hidden, {}};
-        throw_if_failed(uniprefill::compact(decided_, queries, queries, step_->scratch(), device_, on));
-        throw_if_failed(step_->leave(decided_, &moved, 1, on));
+        const uniprefill::row_tensor moved[] = {{hidden, {}}, {queries, {}}};
+        throw_if_failed(step_->leave(decided_, moved, 2, on));
     }
 
     void save(std::size_t place) override { saved_.insert_or_assign(place, state{*step_, decided_, lists_}); }

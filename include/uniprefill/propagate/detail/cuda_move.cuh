@@ -174,26 +174,36 @@ __device__ UNIPREFILL_HIDDEN void visit_word(std::int32_t bytes, const Visit& vi
     }
 }
 
+/// Which rows a move is about: [first, kept) in place, where those before stay, and [0, kept) out of place.
+struct moved_rows {
+    std::int32_t first = 0;
+    std::int32_t kept = 0;
+};
+
 /// A piece of the move: a tile of one of its tensors, which are taken one after the other. All their tiles
 /// are fewer than 2^31.
 struct tile_of_move {
     std::int32_t tensor = 0;       ///< the move's count: there is no such piece
     std::uint32_t first_piece = 0; ///< the piece that the tensor's first tile is
+    std::uint32_t first_tile = 0;  ///< tiles before it stay where they are
     std::uint32_t tile = 0;        ///< of the tensor
 };
 [[nodiscard]] __device__ UNIPREFILL_HIDDEN inline tile_of_move
-find_tile(const row_move& move, std::int32_t kept, std::uint32_t piece) {
+find_tile(const row_move& move, const moved_rows& rows, std::uint32_t piece) {
     tile_of_move found;
     for (; found.tensor < move.count; ++found.tensor) {
-        const auto beyond =
-            found.first_piece +
-            static_cast<std::uint32_t>(tiles_of(kept, move.tensors[found.tensor].words, move_tile));
+        const moved_tensor& tensor = move.tensors[found.tensor];
+        const auto tiles = static_cast<std::uint32_t>(tiles_of(rows.kept, tensor.words, move_tile));
+        found.first_tile = !tensor.in_place           ? 0
+                           : rows.first >= rows.kept ? tiles
+                                                     : tile_with(rows.first, tensor.words, move_tile);
+        const std::uint32_t beyond = found.first_piece + tiles - found.first_tile;
         if (piece < beyond) {
             break;
         }
         found.first_piece = beyond;
     }
-    found.tile = piece - found.first_piece;
+    found.tile = piece - found.first_piece + found.first_tile;
     return found;
 }
 
@@ -204,7 +214,7 @@ __device__ UNIPREFILL_HIDDEN inline void move_in_any_order(const row_move& move,
     tile_of_move here;
     tile_places<false> at{};
     const auto look_up = [&] {
-        here = find_tile(move, kept, piece);
+        here = find_tile(move, {0, kept}, piece);
         if (here.tensor < move.count) {
             at.look_up(move, move.tensors[here.tensor], kept, here.tile);
         }
@@ -233,16 +243,31 @@ pieces_before(const row_move& move, std::int32_t kept, const tile_of_move& here)
     const std::int64_t beyond = start_of(std::int64_t{here.tile} + 1, tensor.words, words).row + 1;
     const std::int32_t end = beyond < kept ? static_cast<std::int32_t>(beyond) : kept;
     const std::int64_t tiles = tiles_of(rows_read_below(move.kept_to_old, end), tensor.words, words);
-    return here.first_piece + (tiles < here.tile ? static_cast<std::uint32_t>(tiles) : here.tile);
+    const std::uint32_t needed = tiles < here.tile ? static_cast<std::uint32_t>(tiles) : here.tile;
+    return here.first_piece + (needed > here.first_tile ? needed - here.first_tile : 0);
+}
+
+/// The first row that isn't where it goes, @p kept if all are. Each thread probes one row at a time. Called by
+/// all threads.
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::int32_t
+first_moved_row(const std::int32_t* kept_to_old, std::int32_t kept) {
+    moved_row_search search{static_cast<std::int32_t>(blockDim.x), 0, kept};
+    while (!search.is_done()) {
+        const std::int32_t row = search.probe(static_cast<std::int32_t>(threadIdx.x));
+        const bool stays = row >= 0 && kept_to_old[row] == row;
+        search.narrow(__syncthreads_count(stays ? 1 : 0));
+    }
+    return search.begin;
 }
 
 /// Moves rows of which some are in place: a thread block takes the next piece that nobody has.
 __device__ UNIPREFILL_HIDDEN inline void move_in_order(const row_move& move, std::int32_t kept,
                                                        std::uint32_t& ticket) {
+    const moved_rows rows{first_moved_row(move.kept_to_old, kept), kept};
     ordered_block turn(move.order, ticket);
     std::uint32_t piece = turn.first();
     for (;;) {
-        const tile_of_move here = find_tile(move, kept, piece);
+        const tile_of_move here = find_tile(move, rows, piece);
         if (here.tensor == move.count) {
             return;
         }

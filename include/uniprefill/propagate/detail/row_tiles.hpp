@@ -83,6 +83,12 @@ inline constexpr std::int64_t max_row_words = std::int64_t{1} << 30;
     return (rows * words + tile_words - 1) / tile_words;
 }
 
+/// The tile that row @p row begins in.
+[[nodiscard]] UNIPREFILL_API constexpr std::uint32_t tile_with(std::int64_t row, std::int32_t words,
+                                                               std::int32_t tile_words) noexcept {
+    return static_cast<std::uint32_t>(row * words / tile_words);
+}
+
 /// Where a tile begins.
 struct tile_start {
     std::int64_t row = 0;
@@ -110,6 +116,39 @@ struct tile_start {
                                                                    std::int32_t end) noexcept {
     return first < 32 ? probe_row(first, end) : end;
 }
+
+/// Finds the first row of a map that isn't where it goes. Since the map ascends, those before it are where
+/// they go, and none behind it is: the rows in question are cut into pieces, all probed at their last rows at
+/// once, and the search goes on in the first piece whose last row is moved.
+struct moved_row_search {
+    std::int32_t probes; ///< at once, 2 or more
+    std::int32_t begin;  ///< rows before it stay
+    std::int32_t end;    ///< it is moved, or there is none
+
+    [[nodiscard]] UNIPREFILL_API constexpr bool is_done() const noexcept { return begin >= end; }
+    /// The row of probe @p index, 0..probes - 1; -1: it has none.
+    [[nodiscard]] UNIPREFILL_API constexpr std::int32_t probe(std::int32_t index) const noexcept {
+        const std::int64_t first = begin + std::int64_t{index} * piece();
+        const std::int64_t last = first + piece() - 1;
+        return first >= end ? -1 : static_cast<std::int32_t>(last < end ? last : end - 1);
+    }
+    /// @param whole of how many probes the rows stay
+    UNIPREFILL_API constexpr void narrow(std::int32_t whole) noexcept {
+        const std::int32_t rows = piece();
+        const std::int64_t first = begin + std::int64_t{whole} * rows;
+        if (first >= end) {
+            begin = end;
+            return;
+        }
+        begin = static_cast<std::int32_t>(first);
+        end = end - begin < rows ? end - 1 : begin + rows - 1;
+    }
+
+  private:
+    [[nodiscard]] UNIPREFILL_API constexpr std::int32_t piece() const noexcept {
+        return static_cast<std::int32_t>((std::int64_t{end} - begin + probes - 1) / probes);
+    }
+};
 
 } // namespace detail
 
