@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The uniprefill authors
-"""What attention costs with PyTorch's own calls, 2.5 or newer: the figures that cuda_attention.cu is set beside.
+"""What attention costs with PyTorch's own calls, 2.5 or newer: the figures that cuda_attention.cu and cuda_decode.cu are
+set beside.
 
-Causal attention of one request by the cuDNN and flash backends, grouped query heads, bfloat16, the same shapes, cold
-caches and medians; and a bf16 matrix product, as the chip's own rate in the same run. JSON out.
+Causal attention of one request, and of one row each of several requests of one length, by the cuDNN and flash backends,
+grouped query heads, bfloat16, the same shapes, cold caches and medians; and a bf16 matrix product, as the chip's own rate
+in the same run. JSON out.
 
 Where a backend doesn't take grouped heads, keys and values are repeated beforehand, outside of what is timed, and the
 result says so: it reads more from memory then, which at these lengths is little.
@@ -30,6 +32,8 @@ SHAPES = [
     (8192, 16, 4, 256),
     (32768, 16, 4, 256),
 ]
+# requests, tokens: one decode row each, 32 query and 8 KV heads of 128
+DECODE_SHAPES = [(1, 8192), (1, 131072), (16, 32768), (64, 8192), (256, 2048)]
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -65,21 +69,19 @@ def normal(*shape):
 a, b = normal(8192, 8192), normal(8192, 8192)
 measure("matrix product 8192", 2 * 8192**3, lambda: a @ b)
 
-for tokens, heads, kv_heads, dim in SHAPES:
-    # [tokens, heads, dim] in memory, as an engine has them.
-    q, k, v = (normal(1, tokens, count, dim).transpose(1, 2) for count in (heads, kv_heads, kv_heads))
-    operations = 4 * heads * dim * tokens * (tokens + 1) / 2
+
+def measure_attention(shape, operations, q, k, v, causal):
     for backend, choice in BACKENDS.items():
-        name = f"{backend}/tokens:{tokens}/heads:{heads}/{kv_heads}/d:{dim}"
+        name = f"{backend}/{shape}"
         refusal = None
         for repeated in (False, True):
-            keys, values = (x.repeat_interleave(heads // kv_heads, 1) if repeated else x for x in (k, v))
+            keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) if repeated else x for x in (k, v))
             try:
                 with sdpa_kernel(choice):
                     measure(
                         name,
                         operations,
-                        lambda: F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=not repeated),
+                        lambda: F.scaled_dot_product_attention(q, keys, values, is_causal=causal, enable_gqa=not repeated),
                         repeated=repeated,
                     )
                 break
@@ -88,6 +90,16 @@ for tokens, heads, kv_heads, dim in SHAPES:
         else:
             results.append({"name": name, "error": refusal})
             print(f"{name:60} {refusal}", flush=True)
+
+
+for tokens, heads, kv_heads, dim in SHAPES:
+    # [tokens, heads, dim] in memory, as an engine has them.
+    q, k, v = (normal(1, tokens, count, dim).transpose(1, 2) for count in (heads, kv_heads, kv_heads))
+    operations = 4 * heads * dim * tokens * (tokens + 1) / 2
+    measure_attention(f"tokens:{tokens}/heads:{heads}/{kv_heads}/d:{dim}", operations, q, k, v, True)
+for requests, tokens in DECODE_SHAPES:
+    q, k, v = (normal(requests, rows, count, 128).transpose(1, 2) for rows, count in ((1, 32), (tokens, 8), (tokens, 8)))
+    measure_attention(f"decode/requests:{requests}/tokens:{tokens}", 4.0 * 32 * 128 * requests * tokens, q, k, v, False)
 
 query = ["nvidia-smi", "-i", "0", "--query-gpu=name,driver_version,clocks.sm,power.limit", "--format=csv,noheader"]
 context = {

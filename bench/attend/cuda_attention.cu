@@ -3,9 +3,10 @@
 
 // Attention of one request's prefill on a CUDA device, causal, bfloat16, random normal inputs: 32 query heads
 // and 8 KV heads, at d 256 half as many. Dense, or with lists of blocks of 64 rows: so many per cent of all
-// blocks, scattered, others for each list, and a window of 256 positions. Times are of the device (events),
-// with the L2 cache flushed before each run. TFLOP/s count 4 d operations for each pair of a query and a key
-// that is read; `pairs` is their share of all causal pairs. baseline.py times what there is to compare with.
+// blocks, others for each list, scattered at random or as a real model's heads weigh them (tiled), and a
+// window of 256 positions. Times are of the device (events), with the L2 cache flushed before each run.
+// TFLOP/s count 4 d operations for each pair of a query and a key that is read; `pairs` is their share of all
+// causal pairs. baseline.py times what there is to compare with.
 
 #include "../support/device_timer.cuh"
 
@@ -15,6 +16,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -26,42 +29,62 @@ namespace {
 constexpr std::int32_t block_rows = 64;
 constexpr std::int32_t window = 256;
 
+/// Masses of whole blocks as heads of a real model gave them, one head after the other.
+constexpr std::int32_t recorded_masses[] = {
+#include "head_masses.inc"
+};
+constexpr std::int32_t recorded_heads = 63;
+constexpr auto recorded_blocks = static_cast<std::int32_t>(std::size(recorded_masses)) / recorded_heads;
+static_assert(std::size(recorded_masses) == std::size_t{recorded_heads} * recorded_blocks);
+
+/// All blocks, those first that @p head lists first: in any order, or by the masses of recorded heads,
+/// another one for each stretch as long as the recorded prompt.
+std::vector<std::int32_t> ranked_blocks(std::int32_t count, std::int32_t head, bool recorded) {
+    std::vector<std::int32_t> all(static_cast<std::size_t>(count));
+    std::iota(all.begin(), all.end(), 0);
+    if (!recorded) {
+        std::shuffle(all.begin(), all.end(), std::mt19937(static_cast<unsigned>(head)));
+        return all;
+    }
+    const auto mass = [head](std::int32_t block) {
+        const std::int32_t from = (head * 13 + block / recorded_blocks * 29) % recorded_heads;
+        return recorded_masses[from * recorded_blocks + block % recorded_blocks];
+    };
+    std::stable_sort(all.begin(), all.end(),
+                     [&](std::int32_t a, std::int32_t b) { return mass(a) > mass(b); });
+    return all;
+}
+
 /// Lists of one segment, and how many (query, key) pairs a list's head reads on average.
-struct random_lists {
+struct lists_of_heads {
     std::vector<std::int64_t> offsets{0};
     std::vector<std::int32_t> blocks;
     double pairs = 0;
 
-    random_lists(std::int32_t length, std::int32_t heads, std::int32_t percent) {
+    lists_of_heads(std::int32_t length, std::int32_t heads, std::int32_t percent, bool recorded) {
         const std::int32_t count = up::num_blocks(length, block_rows);
-        std::vector<std::int32_t> all(static_cast<std::size_t>(count));
         for (std::int32_t head = 0; head < heads; ++head) {
-            std::mt19937 random(static_cast<unsigned>(head));
-            for (std::int32_t i = 0; i < count; ++i) {
-                all[static_cast<std::size_t>(i)] = i;
-            }
-            std::shuffle(all.begin(), all.end(), random);
+            const std::vector<std::int32_t> ranked = ranked_blocks(count, head, recorded);
             std::vector<std::int32_t> listed_before(static_cast<std::size_t>(count) + 1, 0);
             for (std::int32_t i = 0; i < std::int64_t{count} * percent / 100; ++i) {
-                blocks.push_back(all[static_cast<std::size_t>(i)]);
-                ++listed_before[static_cast<std::size_t>(all[static_cast<std::size_t>(i)]) + 1];
+                const std::int32_t block = ranked[static_cast<std::size_t>(i)];
+                blocks.push_back(block);
+                ++listed_before[static_cast<std::size_t>(block) + 1];
             }
             std::sort(blocks.begin() + offsets.back(), blocks.end());
             offsets.push_back(static_cast<std::int64_t>(blocks.size()));
-            for (std::size_t i = 1; i < listed_before.size(); ++i) {
-                listed_before[i] += listed_before[i - 1];
-            }
+            std::partial_sum(listed_before.begin(), listed_before.end(), listed_before.begin());
             for (std::int32_t row = 0; row < length; ++row) {
                 const std::int32_t from = std::max(row - window + 1, 0) / block_rows;
                 pairs += double(listed_before[static_cast<std::size_t>(from)]) * block_rows +
                          (row + 1 - from * block_rows);
             }
         }
-        pairs /= heads;
+        pairs /= std::max(heads, 1);
     }
 };
 
-/// Arguments: tokens, lists (0: dense), per cent of blocks listed.
+/// Arguments: tokens, lists (0: dense), per cent of blocks listed, whether by recorded masses.
 template <std::int32_t D, up::cuda_body Body>
 void attention(benchmark::State& state) {
     using T = up::bfloat16;
@@ -108,7 +131,8 @@ void attention(benchmark::State& state) {
     batch.positions = positions.data();
 
     const double all_pairs = double(length) * (double(length) + 1) / 2;
-    const random_lists chosen(length, num_lists, static_cast<std::int32_t>(state.range(2)));
+    const lists_of_heads chosen(length, num_lists, static_cast<std::int32_t>(state.range(2)),
+                                state.range(3) != 0);
     const device_array<std::int64_t> list_offsets(chosen.offsets);
     const device_array<std::int32_t> list_blocks(chosen.blocks);
     up::block_lists lists;
@@ -153,28 +177,40 @@ void attention(benchmark::State& state) {
 
 #define UNIPREFILL_BENCH(D, BODY, ITERATIONS)                                                                \
     BENCHMARK_TEMPLATE(attention, D, up::cuda_body::BODY)                                                    \
-        ->ArgNames({"tokens", "lists", "percent"})                                                           \
+        ->ArgNames({"tokens", "lists", "percent", "recorded"})                                               \
         ->UseManualTime()                                                                                    \
         ->Unit(benchmark::kMicrosecond)                                                                      \
         ->Iterations(ITERATIONS)
 
-UNIPREFILL_BENCH(128, automatic, 30)->Args({4096, 0, 100})->Args({8192, 0, 100})->Args({32768, 0, 100});
-UNIPREFILL_BENCH(128, automatic, 9)->Args({131072, 0, 100});
-UNIPREFILL_BENCH(64, automatic, 30)->Args({8192, 0, 100})->Args({32768, 0, 100});
-UNIPREFILL_BENCH(256, automatic, 30)->Args({8192, 0, 100})->Args({32768, 0, 100});
+UNIPREFILL_BENCH(128, automatic, 30)
+    ->Args({4096, 0, 100, 0})
+    ->Args({8192, 0, 100, 0})
+    ->Args({32768, 0, 100, 0});
+UNIPREFILL_BENCH(128, automatic, 9)->Args({131072, 0, 100, 0});
+UNIPREFILL_BENCH(64, automatic, 30)->Args({8192, 0, 100, 0})->Args({32768, 0, 100, 0});
+UNIPREFILL_BENCH(256, automatic, 30)->Args({8192, 0, 100, 0})->Args({32768, 0, 100, 0});
 // Lists by KV head, then by query head.
 UNIPREFILL_BENCH(128, automatic, 30)
-    ->Args({32768, 8, 100})
-    ->Args({32768, 8, 25})
-    ->Args({32768, 8, 10})
-    ->Args({32768, 32, 100})
-    ->Args({32768, 32, 25})
-    ->Args({32768, 32, 10});
+    ->Args({32768, 8, 100, 0})
+    ->Args({32768, 8, 25, 0})
+    ->Args({32768, 8, 10, 0})
+    ->Args({32768, 32, 100, 0})
+    ->Args({32768, 32, 25, 0})
+    ->Args({32768, 32, 10, 0});
 UNIPREFILL_BENCH(128, automatic, 9)
-    ->Args({131072, 8, 25})
-    ->Args({131072, 8, 10})
-    ->Args({131072, 32, 25})
-    ->Args({131072, 32, 10});
-UNIPREFILL_BENCH(64, portable, 20)->Args({32768, 0, 100});
-UNIPREFILL_BENCH(128, portable, 20)->Args({32768, 0, 100})->Args({32768, 8, 10})->Args({32768, 32, 10});
-UNIPREFILL_BENCH(256, portable, 20)->Args({32768, 0, 100});
+    ->Args({131072, 8, 25, 0})
+    ->Args({131072, 8, 10, 0})
+    ->Args({131072, 32, 25, 0})
+    ->Args({131072, 32, 10, 0});
+UNIPREFILL_BENCH(128, automatic, 30)
+    ->Args({32768, 8, 25, 1})
+    ->Args({32768, 8, 10, 1})
+    ->Args({32768, 32, 25, 1})
+    ->Args({32768, 32, 10, 1});
+UNIPREFILL_BENCH(128, automatic, 9)->Args({131072, 8, 25, 1})->Args({131072, 8, 10, 1});
+UNIPREFILL_BENCH(64, portable, 20)->Args({32768, 0, 100, 0});
+UNIPREFILL_BENCH(128, portable, 20)
+    ->Args({32768, 0, 100, 0})
+    ->Args({32768, 8, 10, 0})
+    ->Args({32768, 32, 10, 0});
+UNIPREFILL_BENCH(256, portable, 20)->Args({32768, 0, 100, 0});

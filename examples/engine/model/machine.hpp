@@ -65,6 +65,8 @@ class basic_machine {
     /// By row of the plan: the last layer that dropped it, -1 where it is alive.
     const std::vector<std::int32_t>& dropped_at() const { return dropped_at_; }
     double seconds() const { return seconds_; }
+    /// By block and head, of the layer whose decide segment ran last; only where the session has lists.
+    uniprefill::head_mass_view head_masses() { return lists_->masses(); }
 
   private:
     void project_qkv();

@@ -194,7 +194,7 @@ find_tile(const row_move& move, const moved_rows& rows, std::uint32_t piece) {
     for (; found.tensor < move.count; ++found.tensor) {
         const moved_tensor& tensor = move.tensors[found.tensor];
         const auto tiles = static_cast<std::uint32_t>(tiles_of(rows.kept, tensor.words, move_tile));
-        found.first_tile = !tensor.in_place           ? 0
+        found.first_tile = !tensor.in_place          ? 0
                            : rows.first >= rows.kept ? tiles
                                                      : tile_with(rows.first, tensor.words, move_tile);
         const std::uint32_t beyond = found.first_piece + tiles - found.first_tile;
@@ -247,8 +247,8 @@ pieces_before(const row_move& move, std::int32_t kept, const tile_of_move& here)
     return here.first_piece + (needed > here.first_tile ? needed - here.first_tile : 0);
 }
 
-/// The first row that isn't where it goes, @p kept if all are. Each thread probes one row at a time. Called by
-/// all threads.
+/// The first row that isn't where it goes, @p kept if all are. Each thread probes one row at a time. Called
+/// by all threads.
 [[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::int32_t
 first_moved_row(const std::int32_t* kept_to_old, std::int32_t kept) {
     moved_row_search search{static_cast<std::int32_t>(blockDim.x), 0, kept};
