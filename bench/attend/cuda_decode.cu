@@ -67,7 +67,7 @@ void decode(benchmark::State& state, MakeCache make) {
     up::cuda_device device;
     check(up::cuda_device::current(device));
     up::limits bounds;
-    bounds.max_requests = requests;
+    bounds.max_requests = bounds.max_segments = requests;
     bounds.max_rows = requests;
     bounds.max_cached_tokens = longest;
     bounds.num_heads = heads;
