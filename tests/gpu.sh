@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The uniprefill authors
 #
-# GPU tests, benchmarks and the example engine: built here, run here or on another machine.
+# GPU tests, benchmarks, the example engine and the programs that measure its quality: built here, run here or on another machine.
 set -euo pipefail
 
 usage() {
@@ -66,7 +66,7 @@ build() {
         -DCMAKE_RUNTIME_OUTPUT_DIRECTORY="$PWD/$bin" -DCMAKE_BUILD_RPATH='$ORIGIN' -DCMAKE_EXE_LINKER_FLAGS=-s
     local targets
     mapfile -t targets < <(ninja -C $tree -t targets all |
-        sed -nE 's/^(uniprefill-engine|uniprefill_(test_gpu\.|bench_.*(cuda|gpu))[^:]*): phony$/\1/p' | sort)
+        sed -nE 's/^(uniprefill-(engine|quality|passkeys)|uniprefill_(test_gpu\.|bench_.*(cuda|gpu))[^:]*): phony$/\1/p' | sort)
     cmake --build $tree -j "$jobs" --target "${targets[@]}"
     # Libraries that machines with a driver alone don't have.
     local library

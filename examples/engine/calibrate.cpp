@@ -5,15 +5,20 @@
 #include "engine/app/number_text.hpp"
 #include "engine/app/output_folder.hpp"
 #include "engine/app/policy_file.hpp"
+#include "engine/calibration/cpu_windows.hpp"
 #include "engine/calibration/outcome.hpp"
 #include "engine/commands.hpp"
 #include "engine/cpu/threads.hpp"
+#include "engine/cuda/program.hpp"
 #include "engine/error.hpp"
+#include "engine/open_model.hpp"
 #include "engine/reading/reader.hpp"
 
 #include <chrono>
 #include <filesystem>
 #include <iostream>
+#include <memory>
+#include <utility>
 
 namespace engine {
 
@@ -24,7 +29,7 @@ using clock = std::chrono::steady_clock;
 /// What trails may take, of a machine that does something else too.
 constexpr std::size_t trail_bytes = std::size_t{6} << 30;
 
-std::vector<std::int32_t> tokens_of(const loaded_model& model, const std::vector<std::string>& files) {
+std::vector<std::int32_t> tokens_of(const prompt_model& model, const std::vector<std::string>& files) {
     std::vector<std::int32_t> all;
     for (const std::string& file : files) {
         const std::vector<std::int32_t> one = model.words().encode(read_file("--texts", file));
@@ -50,6 +55,15 @@ output_names names_for(const std::string& path) {
             whole.stem().string() + ".measured" + whole.extension().string()};
 }
 
+std::unique_ptr<calibration::window_reader> reader_of(prompt_model& model, device_kind device,
+                                                      const policy& base,
+                                                      std::vector<calibration::window> windows) {
+    if (device == device_kind::cuda) return cuda_window_reader(model, base, std::move(windows));
+    auto& on_cpu = dynamic_cast<loaded_model&>(model);
+    return std::make_unique<calibration::cpu_windows>(on_cpu.weights(), on_cpu.ops(), base,
+                                                      std::move(windows), trail_bytes);
+}
+
 } // namespace
 
 void run_calibrate(const options& chosen) {
@@ -61,7 +75,8 @@ void run_calibrate(const options& chosen) {
     const output_names names = names_for(asked.out);
     output_folder out(names.folder);
     cpu::set_threads(chosen.threads);
-    loaded_model model(chosen.model, chosen.arithmetic);
+    const std::unique_ptr<prompt_model> opened = open_model(chosen);
+    prompt_model& model = *opened;
     const llama_config& config = model.config();
     if (config.layers < 2) throw error("--model", "at least 2 layers", std::to_string(config.layers));
     if (std::int64_t{asked.tokens} + calibrating::fed_tokens > config.context) {
@@ -77,8 +92,8 @@ void run_calibrate(const options& chosen) {
 
     // The search leaves some time for the comparison with the fixed list.
     double until = 0.9 * limit;
-    calibrating::trial trial(
-        model.weights(), model.ops(), base, windows, cost, [&] { return seconds() < until; }, trail_bytes);
+    const auto reader = reader_of(model, chosen.device, base, windows);
+    calibrating::trial trial(*reader, cost, [&] { return seconds() < until; });
     const auto candidates =
         calibrating::marked_layers(calibrating::candidate_layers(config.layers), config.layers);
     if (!trial.read_dense(candidates)) {
@@ -93,9 +108,9 @@ void run_calibrate(const options& chosen) {
          }});
 
     calibrating::outcome found;
-    found.model = printable(model.weights().name());
-    found.cpu = cpu_name();
-    found.arithmetic = cpu::name(model.ops().kind());
+    found.model = printable(model.name());
+    found.device = model.device();
+    found.arithmetic = model.arithmetic();
     found.threads = chosen.threads;
     found.tokens = asked.tokens;
     for (const calibrating::window& one : windows) {
@@ -113,8 +128,7 @@ void run_calibrate(const options& chosen) {
     found.best = search.best();
     found.evaluations = search.evaluations();
     until = limit;
-    for (const calibrating::choice& one :
-         calibrating::fixed_list_choices(config.layers, found.best.choice.lists)) {
+    for (const calibrating::choice& one : calibrating::fixed_list_choices(found.best.choice)) {
         const auto measured = trial.run(one);
         if (!measured) break;
         found.baseline.push_back({one, *measured});

@@ -616,6 +616,7 @@ command_line parse_command_line(const std::vector<std::string>& arguments, std::
     add_model(for_calibrate, calibrate, "-m,--model,model");
     add_calibrating(for_calibrate, calibrate.calibrate);
     add_running(for_calibrate, calibrate, cores);
+    add_device(for_calibrate, calibrate);
     for_calibrate.group("Output");
     for_calibrate.value("-o,--out", "FILE", "policy file (policy.json); measurements go beside it",
                         text_into(calibrate.calibrate.out, "a path"));
@@ -715,6 +716,7 @@ policy resolve_policy(const options& chosen, const model_identity& model) {
     if (by.span) out.span = *by.span;
     if (by.propagation) out.propagation = *by.propagation;
     if (by.list_share) {
+        out.list_rules.clear();
         if (*by.list_share == 0) {
             out.lists.reset();
         } else {

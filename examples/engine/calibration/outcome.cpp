@@ -120,7 +120,7 @@ std::string summary_of(const outcome& found) {
 
 std::string json_of(const outcome& found) {
     json made = {{"model", found.model},
-                 {"cpu", found.cpu},
+                 {"device", found.device},
                  {"arithmetic", found.arithmetic},
                  {"threads", found.threads},
                  {"tokens", found.tokens},

@@ -14,7 +14,7 @@ namespace engine::calibration {
 /// What a calibration found, for people and programs.
 struct outcome {
     std::string model;
-    std::string cpu;
+    std::string device;
     std::string arithmetic;
     std::int32_t threads = 1;
     std::int32_t tokens = 0;          ///< of a window's prompt
