@@ -7,6 +7,7 @@
 #include "engine/app/policy_file.hpp"
 #include "engine/calibration/cpu_windows.hpp"
 #include "engine/calibration/outcome.hpp"
+#include "engine/calibration/sweep.hpp"
 #include "engine/commands.hpp"
 #include "engine/cpu/threads.hpp"
 #include "engine/cuda/program.hpp"
@@ -64,6 +65,37 @@ std::unique_ptr<calibration::window_reader> reader_of(prompt_model& model, devic
                                                       std::move(windows), trail_bytes);
 }
 
+/// The search that was asked for, into @p found.
+void look(const calibrate_options& asked, const policy& base, std::int32_t layers,
+          const calibration::search_calls& calls, calibration::outcome& found) {
+    if (!asked.lin) {
+        calibration::search search(layers, {asked.divergence, asked.lists, asked.seed}, calls);
+        const bool probed = search.probe();
+        found.probes = search.probes();
+        std::cout << '\n' << calibration::table_of_layers(found) << '\n';
+        found.complete = probed && search.run();
+        found.path = search.path();
+        found.best = search.best();
+        found.evaluations = search.evaluations();
+        return;
+    }
+    calibration::sweep_options bounds;
+    bounds.lin = *asked.lin;
+    bounds.att = *asked.att;
+    bounds.worst = asked.worst;
+    bounds.seed = asked.seed;
+    calibration::sweep sweep(layers, bounds, calls);
+    found.within = bounds;
+    found.complete = sweep.run(calibration::choice_of(base, layers));
+    found.path = sweep.path();
+    found.best = sweep.best();
+    found.evaluations = sweep.evaluations();
+    if (found.path.empty()) {
+        throw error("--time-limit", "time for a run of the policy to begin with",
+                    short_number(asked.minutes));
+    }
+}
+
 } // namespace
 
 void run_calibrate(const options& chosen) {
@@ -88,24 +120,29 @@ void run_calibrate(const options& chosen) {
     const calibrating::cost_model cost(config, asked.for_length.value_or(config.context));
     const std::vector<calibrating::window> windows =
         calibrating::draw_windows(tokens_of(model, asked.texts), asked.tokens, asked.windows, asked.seed);
-    const policy base;
+    policy base;
+    if (asked.lin) {
+        base = asked.begin.empty() ? default_policy(model.identity()) : load_policy(asked.begin);
+        base.span = 0; // windows are read at once
+        static_cast<void>(calibrating::choice_of(base, config.layers));
+    }
 
-    // The search leaves some time for the comparison with the fixed list.
-    double until = 0.9 * limit;
+    // The search leaves some time for the comparison with the fixed list: a run of all windows or five.
+    double until = (asked.lin ? 0.97 : 0.9) * limit;
     const auto reader = reader_of(model, chosen.device, base, windows);
     calibrating::trial trial(*reader, cost, [&] { return seconds() < until; });
     const auto candidates =
-        calibrating::marked_layers(calibrating::candidate_layers(config.layers), config.layers);
+        asked.lin ? std::vector<bool>(static_cast<std::size_t>(config.layers), true)
+                  : calibrating::marked_layers(calibrating::candidate_layers(config.layers), config.layers);
     if (!trial.read_dense(candidates)) {
         throw error("--time-limit", "time for the dense run of each window", short_number(asked.minutes));
     }
-    calibrating::search search(
-        config.layers, {asked.divergence, asked.lists, asked.seed},
-        {[&](const calibrating::choice& one) { return trial.run(one); },
-         [&](const calibrating::choice& one, const std::vector<bool>& layers) { trial.adopt(one, layers); },
-         [&](const std::string& line) {
-             std::cout << "[" << duration_text(seconds()) << "] " << line << std::endl;
-         }});
+    const calibrating::search_calls calls{
+        [&](const calibrating::choice& one) { return trial.run(one); },
+        [&](const calibrating::choice& one, const std::vector<bool>& layers) { trial.adopt(one, layers); },
+        [&](const std::string& line) {
+            std::cout << "[" << duration_text(seconds()) << "] " << line << std::endl;
+        }};
 
     calibrating::outcome found;
     found.model = printable(model.name());
@@ -120,13 +157,9 @@ void run_calibrate(const options& chosen) {
     found.attention_share = cost.attention_share();
     found.divergence = asked.divergence;
     found.seed = asked.seed;
-    const bool probed = search.probe();
-    found.probes = search.probes();
-    std::cout << '\n' << calibrating::table_of_layers(found) << '\n';
-    found.complete = probed && search.run();
-    found.path = search.path();
-    found.best = search.best();
-    found.evaluations = search.evaluations();
+    look(asked, base, config.layers, calls, found);
+    found.layers_run = reader->layers_run();
+    found.layers_replayed = reader->layers_replayed();
     until = limit;
     for (const calibrating::choice& one : calibrating::fixed_list_choices(found.best.choice)) {
         const auto measured = trial.run(one);

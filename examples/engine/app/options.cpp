@@ -377,6 +377,21 @@ void add_calibrating(option_table& table, calibrate_options& chosen) {
                     if (text != "on" && text != "off") throw error(option, "on or off", engine::quoted(text));
                     chosen.lists = text == "on";
                 });
+    const auto bound = [](std::optional<double>& target) {
+        return
+            [&target](const std::string& option, const std::string& text) { target = share(option, text); };
+    };
+    table.value("--lin", "SHARE", "instead: least divergence with at most this share of rows (and --att)",
+                bound(chosen.lin));
+    table.value("--att", "SHARE", "and at most this share of the pairs that attention scores",
+                bound(chosen.att));
+    table.value("--worst", "WEIGHT", "of the worst window's KL beside the mean's 1, there (0.1)",
+                [&chosen](const std::string& option, const std::string& text) {
+                    const auto fits = [](double number) { return std::isfinite(number) && number >= 0; };
+                    chosen.worst = real_number(option, text, fits, "a number of at least 0");
+                });
+    table.value("--begin", "FILE", "policy that it begins with there (the default for the model)",
+                text_into(chosen.begin, "a path"));
     table.value("--time-limit", "MINUTES", "the best so far is taken then (60)",
                 [&chosen, positive](const std::string& option, const std::string& text) {
                     chosen.minutes = real_number(option, text, positive, "a number above 0");
@@ -520,7 +535,14 @@ void check_whole(const options& chosen) {
     if (chosen.model.empty()) throw error("--model", "the path of a GGUF file", "none");
     if (chosen.command == command::inspect) return;
     if (chosen.command == command::calibrate) {
-        if (chosen.calibrate.texts.empty()) throw error("--texts", "text files", "none");
+        const calibrate_options& asked = chosen.calibrate;
+        if (asked.texts.empty()) throw error("--texts", "text files", "none");
+        if (asked.lin.has_value() != asked.att.has_value()) {
+            throw error(asked.lin ? "--att" : "--lin", "a number, as the other bound is given", "none");
+        }
+        if (!asked.lin && !asked.begin.empty()) {
+            throw error("--begin", "--lin and --att beside it", "neither");
+        }
         return;
     }
     if (chosen.command == command::serve_sim) {

@@ -116,7 +116,7 @@ policy policy_of(const choice& chosen, const policy& base) {
     const auto rule_of = [](std::int8_t step) {
         return selection_rule::top_p(share_at(choice::list_shares, step), mass_scope::all);
     };
-    made.lists.emplace();
+    made.lists = base.lists.value_or(uniprefill::list_options<>{}); // sinks are the base's
     made.lists->rule = rule_of(usual);
     made.lists->window = choice::list_windows[static_cast<std::size_t>(chosen.window)];
     for (std::size_t layer = 0; layer < chosen.lists.size(); ++layer) {
