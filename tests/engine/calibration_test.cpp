@@ -207,6 +207,29 @@ TEST_CASE("calibration: what is shared with the adopted choice changes no figure
     CHECK(near(plain.run(calibration::dense_choice(6))->kl, 0));
 }
 
+TEST_CASE("calibration: lists at one layer alone are read there alone") {
+    loaded model;
+    calibration::cpu_windows reader(model.weights, model.ops, small_blocks(), windows_of(model, 1), 0);
+    reader.read_dense(0, {}, 0);
+    choice one = calibration::dense_choice(6);
+    one.lists[3] = calibration::list_step(0.80);
+    one.window = 0;
+    const auto came = reader.read(0, one, 0);
+    CHECK(came.kl > 0);
+    constexpr std::int64_t all = std::int64_t{tokens} * (tokens + 1) / 2;
+    for (std::size_t layer = 0; layer < 6; ++layer) {
+        CHECK((came.layers[layer].pairs < all) == (layer == 3));
+        CHECK((came.layers[layer].estimator_pairs > 0) == (layer == 3));
+        CHECK(came.layers[layer].rows_kept == tokens);
+    }
+    // Beside a selection they are what they are by themselves.
+    one.steps[2] = calibration::layer_step(0.80);
+    const auto both = reader.read(0, one, 0);
+    CHECK(both.layers[3].rows_in == both.layers[2].rows_kept);
+    CHECK(both.layers[3].pairs < both.layers[4].pairs);
+    CHECK(both.layers[4].estimator_pairs == 0);
+}
+
 TEST_CASE("calibration: on a small model it beats one p at fixed layers at equal work, and its file loads") {
     loaded model;
     const calibration::cost_model cost(model.weights.config(), 1024);
