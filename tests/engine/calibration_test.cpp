@@ -157,9 +157,23 @@ TEST_CASE("calibration: lists of their own by layer, there and back") {
     REQUIRE(made.list_rules.size() == 2);
     CHECK(made.list_rules[1].layer == 4);
     CHECK(near(engine::share_of(made.list_rules[1].rule), 1));
-    CHECK(calibration::choice_of(made, 6) == one);
+    CHECK(made.sink == 8); // the base's
+    one.sink = 2;
+    one.tail = 5;
+    const engine::policy forced = policy_of(one, small_blocks());
+    CHECK(forced.sink == 64);
+    CHECK(forced.tail == 256);
+    CHECK(describe(one) == "2:0.985 + lists 0.98 1:0.9 4:1 window 512 sink 64 tail 256");
+    CHECK(calibration::choice_of(forced, 6) == one);
+    choice unforced = one;
+    unforced.sink = 3;
+    CHECK(first_difference(one, unforced) == 0); // lists are made anew, too
+    unforced = with_lists(unforced, 0);
+    choice as_forced = unforced;
+    as_forced.sink = 2;
+    CHECK(first_difference(as_forced, unforced) == 2);
     // Through a file, too.
-    CHECK(calibration::choice_of(engine::parse_policy(write_policy(made), "policy"), 6) == one);
+    CHECK(calibration::choice_of(engine::parse_policy(write_policy(forced), "policy"), 6) == one);
     choice other = one;
     other.lists[3] = list_step(0.95);
     CHECK(first_difference(one, other) == 3);
@@ -169,7 +183,8 @@ TEST_CASE("calibration: lists of their own by layer, there and back") {
     // p between two steps: the nearer one; other rules: refused.
     engine::policy near_by = made;
     near_by.rules[0].rule = uniprefill::selection_rule::top_p(0.9849);
-    CHECK(calibration::choice_of(near_by, 6) == one);
+    CHECK(calibration::choice_of(near_by, 6).steps == one.steps);
+    CHECK(calibration::choice_of(near_by, 6).sink == 0); // 8 rows are nearest to 16
     near_by.rules[0].rule = uniprefill::selection_rule::published_top_p(0.99);
     CHECK_THROWS_AS(calibration::choice_of(near_by, 6), engine::error);
     CHECK_THROWS_AS(calibration::choice_of(made, 2), engine::error);

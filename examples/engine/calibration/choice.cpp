@@ -36,6 +36,19 @@ std::int8_t nearest_step(const Ladder& ladder, double share) {
     return best;
 }
 
+template <class Ladder>
+std::int8_t nearest_rows(const Ladder& ladder, std::int32_t rows) {
+    const auto nearest = std::min_element(ladder.begin(), ladder.end(), [rows](auto a, auto b) {
+        return std::abs(a - rows) < std::abs(b - rows);
+    });
+    return static_cast<std::int8_t>(nearest - ladder.begin());
+}
+
+/// What was forced by the step, or, where there is none, by @p base.
+std::int32_t forced(std::int8_t step, std::int32_t base) {
+    return step < 0 ? base : choice::forced_rows[static_cast<std::size_t>(step)];
+}
+
 /// The p that most layers' lists have; 0 where no layer has any.
 std::int8_t usual_lists(const choice& of) {
     std::map<std::int8_t, int> layers;
@@ -85,19 +98,14 @@ choice choice_of(const policy& given, std::int32_t layers) {
         made.steps[static_cast<std::size_t>(one.layer)] =
             layer_step(share_of_rule(one.rule, mass_scope::free));
     }
+    made.sink = nearest_rows(choice::forced_rows, given.sink);
+    made.tail = nearest_rows(choice::forced_rows, given.tail);
     if (!given.lists) return made;
     made = with_lists(made, list_step(share_of_rule(given.lists->rule, mass_scope::all)));
     for (const layer_rule& one : given.list_rules) {
         made.lists[static_cast<std::size_t>(one.layer)] = list_step(share_of_rule(one.rule, mass_scope::all));
     }
-    for (std::size_t i = 0; i < choice::list_windows.size(); ++i) {
-        const auto distance = [&](std::size_t at) {
-            return std::abs(choice::list_windows[at] - given.lists->window);
-        };
-        if (distance(i) < distance(static_cast<std::size_t>(made.window))) {
-            made.window = static_cast<std::int8_t>(i);
-        }
-    }
+    made.window = nearest_rows(choice::list_windows, given.lists->window);
     return made;
 }
 
@@ -106,6 +114,8 @@ policy policy_of(const choice& chosen, const policy& base) {
     made.rules.clear();
     made.lists.reset();
     made.list_rules.clear();
+    made.sink = forced(chosen.sink, base.sink);
+    made.tail = forced(chosen.tail, base.tail);
     for (std::size_t layer = 0; layer < chosen.steps.size(); ++layer) {
         if (chosen.steps[layer] == 0) continue;
         const double p = share_at(choice::layer_shares, chosen.steps[layer]);
@@ -142,9 +152,12 @@ std::vector<choice> fixed_list_choices(const choice& lists) {
 }
 
 std::int32_t first_difference(const choice& a, const choice& b) {
+    const bool same_forced = a.sink == b.sink && a.tail == b.tail;
+    const bool same_window = a.window == b.window;
     std::size_t layer = 0;
     while (layer < a.steps.size() && a.steps[layer] == b.steps[layer] && a.lists[layer] == b.lists[layer] &&
-           (a.window == b.window || a.lists[layer] == 0)) {
+           (same_window || a.lists[layer] == 0) &&
+           (same_forced || (a.steps[layer] == 0 && a.lists[layer] == 0))) {
         ++layer;
     }
     return static_cast<std::int32_t>(layer);
@@ -172,7 +185,14 @@ std::string describe(const choice& chosen) {
         const std::int32_t window = choice::list_windows[static_cast<std::size_t>(chosen.window)];
         if (window != uniprefill::list_options<>{}.window) add("window " + std::to_string(window));
     }
-    return text.empty() ? "dense" : text;
+    if (text.empty()) return "dense";
+    const policy usual_rows;
+    const auto add_rows = [&](const char* name, std::int8_t step, std::int32_t rows) {
+        if (forced(step, rows) != rows) add(name + std::to_string(forced(step, rows)));
+    };
+    add_rows("sink ", chosen.sink, usual_rows.sink);
+    add_rows("tail ", chosen.tail, usual_rows.tail);
+    return text;
 }
 
 } // namespace engine::calibration

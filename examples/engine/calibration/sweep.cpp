@@ -46,6 +46,7 @@ std::int8_t stepped(std::int8_t from, std::int32_t by, std::int8_t first, std::i
 
 constexpr auto last_layer_step = static_cast<std::int8_t>(choice::layer_shares.size());
 constexpr auto last_list_step = static_cast<std::int8_t>(choice::list_shares.size());
+constexpr auto last_forced = static_cast<std::int8_t>(choice::forced_rows.size() - 1);
 constexpr auto last_window = static_cast<std::int8_t>(choice::list_windows.size() - 1);
 
 } // namespace
@@ -91,8 +92,9 @@ std::vector<sweep::move> sweep::moves() const {
         }
     }
     for (const std::int32_t by : {-1, 1}) {
-        made.push_back({2 * layers, by});
-        made.push_back({2 * layers + 1, by});
+        for (std::size_t other = 0; other < 4; ++other) {
+            made.push_back({2 * layers + other, by});
+        }
     }
     return made;
 }
@@ -118,8 +120,13 @@ choice sweep::moved(choice to, const move& what) const {
         for (std::int8_t& step : to.lists) {
             step = stepped(step, what.by, first_list_step, last_list_step);
         }
-    } else {
+    } else if (what.at == 2 * layers + 1) {
         to.window = static_cast<std::int8_t>(std::clamp<std::int32_t>(to.window + what.by, 0, last_window));
+    } else {
+        std::int8_t& step = what.at == 2 * layers + 2 ? to.sink : to.tail;
+        if (step >= 0) {
+            step = static_cast<std::int8_t>(std::clamp<std::int32_t>(step + what.by, 0, last_forced));
+        }
     }
     return to;
 }
@@ -142,8 +149,9 @@ bool sweep::applies(const choice& to, const move& what) const {
 bool sweep::touch(const move& a, const move& b) const {
     const auto layers = static_cast<std::size_t>(layers_);
     const auto of_lists = [&](const move& one) { return one.at >= layers; };
+    const auto of_forced = [&](const move& one) { return one.at >= 2 * layers + 2; };
     if (a.at == b.at) return true;
-    if (of_lists(a) != of_lists(b)) return false;
+    if (of_lists(a) != of_lists(b) || of_forced(a) || of_forced(b)) return false;
     if (of_lists(a)) return a.at >= 2 * layers || b.at >= 2 * layers;
     const auto shifts = [](const move& one) { return one.by > shifted / 2; };
     const auto apart = static_cast<std::int32_t>(std::max(a.at, b.at) - std::min(a.at, b.at));

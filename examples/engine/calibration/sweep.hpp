@@ -25,7 +25,8 @@ struct sweep_options {
 };
 
 /// Looks for the choice with the least divergence within bounds of work: p of every layer, p of the lists of
-/// every layer, and the lists' window. Thousands of runs: for a device.
+/// every layer, the lists' window, and how many first and last rows are never dropped. Thousands of runs: for
+/// a device.
 ///
 /// What one move does (a step up or down a ladder, a selection more, less or at a layer nearby) is measured
 /// from where the search is and remembered; since bounds are tight, what helps is mostly an exchange: some
@@ -53,7 +54,7 @@ class sweep {
     bool better(const score& a, const score& b) const;
 
   private:
-    /// Coordinates: layers, then the lists of each layer, then all lists together, then the window.
+    /// Coordinates: layers, then the lists of each layer, then all lists together, the window, sink and tail.
     struct move {
         std::size_t at = 0;
         std::int32_t by = 0; ///< steps; for a layer, 100 + d: the selection moves d layers on
