@@ -127,7 +127,7 @@ else:
         faults.append(f"generate with what calibrate wrote: {answer}")
 
 # The same of a search within bounds of work, and what there is no device for is said.
-done = run(*bounded, "--time-limit", 0.5, "--out", found)
+done = run(*bounded, "--time-limit", 0.7, "--out", found)
 if done.returncode != 0 or "Chosen:" not in done.stdout or "within lin 0.6" not in found.read_text():
     faults.append(f"calibrate within bounds: {done}")
 elif run("generate", "--model", model, *prompt, "--tokens", 2, "--policy", found).returncode != 0:
