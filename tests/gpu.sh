@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The uniprefill authors
 #
-# GPU tests, benchmarks and the example engine: built here, run here or on another machine.
+# GPU tests, benchmarks, the example engine and the programs that measure its quality: built here, run here or on another machine.
 set -euo pipefail
 
 usage() {
@@ -66,7 +66,7 @@ build() {
         -DCMAKE_RUNTIME_OUTPUT_DIRECTORY="$PWD/$bin" -DCMAKE_BUILD_RPATH='$ORIGIN' -DCMAKE_EXE_LINKER_FLAGS=-s
     local targets
     mapfile -t targets < <(ninja -C $tree -t targets all |
-        sed -nE 's/^(uniprefill-engine|uniprefill_(test_gpu\.|bench_.*(cuda|gpu))[^:]*): phony$/\1/p' | sort)
+        sed -nE 's/^(uniprefill-(engine|quality|passkeys)|uniprefill_(test_gpu\.|bench_.*(cuda|gpu))[^:]*): phony$/\1/p' | sort)
     cmake --build $tree -j "$jobs" --target "${targets[@]}"
     # Libraries that machines with a driver alone don't have.
     local library
@@ -116,6 +116,7 @@ judge() { # NAME COMMAND...: runs it, one line, its output only where it fails
 #   facade      most tests with revival alone
 #   comm_nccl   whole: its kernels are NCCL's and the facade's
 #   engine      whole: its kernels are cuBLAS's, cuDNN's, engine_operators' and the library's
+#   engine_windows the same
 #   engine_hybrid  the same, and engine_linear's
 # racecheck counts the barriers that each warp has passed. It can't follow warps that pass different numbers of them (named
 # barriers), nor one lane that arrives at an mbarrier for its warp: it reports hazards in the plainest such kernel. What
@@ -124,7 +125,7 @@ judge() { # NAME COMMAND...: runs it, one line, its output only where it fails
 # initcheck isn't run on engine_linear, which copies padding that nobody writes or uses along with what it needs.
 left_out() { # TOOL TEST
     case ${2##*/uniprefill_test_gpu.}:$1 in
-    comm_nccl:* | engine:* | engine_hybrid:* | attend*:racecheck | engine_linear:initcheck) return 0 ;;
+    comm_nccl:* | engine:* | engine_hybrid:* | engine_windows:* | attend*:racecheck | engine_linear:initcheck) return 0 ;;
     *) return 1 ;;
     esac
 }

@@ -5,6 +5,7 @@
 // outcomes paired. Results are written after every trial, and trials that the file already holds are not run
 // again.
 
+#include "quality/open_model.hpp"
 #include "quality/option_values.hpp"
 #include "quality/passkey_prompt.hpp"
 #include "quality/rules.hpp"
@@ -46,6 +47,7 @@ struct arguments {
     std::vector<std::string> names; ///< of known rules to run as well
     int threads = engine::usable_cores();
     engine::cpu::arithmetic kind = engine::cpu::arithmetic::automatic;
+    quality_bench::device device = quality_bench::device::cpu;
 };
 
 std::vector<std::int64_t> numbers_of(const std::string& name, const std::string& text) {
@@ -86,10 +88,12 @@ arguments parse(int argc, char** argv) {
             made.threads = number_of<int>(name, value, 1);
         } else if (name == "--arithmetic") {
             made.kind = arithmetic_of(name, value);
+        } else if (name == "--device") {
+            made.device = quality_bench::device_of(name, value);
         } else {
             throw engine::error("argument",
                                 "--model --data --out --commit --lengths --trials --seed --policy --rule "
-                                "--threads --arithmetic",
+                                "--threads --arithmetic --device",
                                 engine::quoted(name));
         }
     }
@@ -100,7 +104,7 @@ arguments parse(int argc, char** argv) {
 }
 
 /// Dense first: the others are paired with it.
-std::vector<quality_bench::rule> rules_for(const arguments& chosen, const engine::loaded_model& model) {
+std::vector<quality_bench::rule> rules_for(const arguments& chosen, const engine::prompt_model& model) {
     std::vector<quality_bench::rule> rules{
         {"dense", engine::dense(), std::nullopt},
         {"shipped", engine::default_policy(model.identity()), std::nullopt}};
@@ -125,11 +129,12 @@ bool likeliest_is(const float* logits, std::int32_t vocab, std::int32_t token) {
 
 /// Whether greedy continuation is the answer, token by token. Feeding the answer is the same as generating it
 /// until a token differs, which is all that is asked.
-bool finds(engine::loaded_model& model, const engine::policy& policy, const passkey_prompt& prompt) {
+bool finds(engine::prompt_model& model, const engine::policy& policy, const passkey_prompt& prompt) {
     const auto length = static_cast<std::int32_t>(prompt.tokens.size());
     const auto following = static_cast<std::int32_t>(prompt.answer.size());
     const std::int32_t vocab = model.config().vocab;
-    engine::reader pass(model, policy, length, following);
+    const auto reading = model.reader_of(policy, length, following);
+    engine::prompt_reader& pass = *reading;
     pass.prefill(prompt.tokens);
     if (!likeliest_is(pass.logits().data(), vocab, prompt.answer.front())) return false;
     pass.feed({prompt.answer.begin(), prompt.answer.end() - 1});
@@ -202,13 +207,15 @@ void go_on(json& results, const arguments& chosen) {
 
 void run(const arguments& chosen) {
     engine::cpu::set_threads(chosen.threads);
-    engine::loaded_model model(chosen.model, chosen.kind);
+    const auto opened = quality_bench::open_model(chosen.model, chosen.device, chosen.kind);
+    engine::prompt_model& model = *opened;
     const std::vector<std::int32_t> essays = quality_bench::read_stream(chosen.data + "/essays.i32");
     const std::vector<quality_bench::rule> rules = rules_for(chosen, model);
     const auto encode = [&](const std::string& text) { return model.words().encode(text); };
     json results{{"commit", chosen.commit},
                  {"cpu", engine::cpu_name()},
-                 {"arithmetic", engine::cpu::name(model.ops().kind())},
+                 {"device", model.device()},
+                 {"arithmetic", model.arithmetic()},
                  {"seed", chosen.seed},
                  {"trials", chosen.trials},
                  {"sentence", quality_bench::passkey_sentence("KEY")},

@@ -4,6 +4,7 @@
 // What dropping tokens does to a real model's answers: each rule on each window, compared with the dense run.
 // Results are written after every window, and windows that a results file already holds are not run again.
 
+#include "quality/open_model.hpp"
 #include "quality/option_values.hpp"
 #include "quality/passkey_prompt.hpp"
 #include "quality/rules.hpp"
@@ -26,6 +27,7 @@
 #include <iostream>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -46,6 +48,7 @@ struct arguments {
     std::vector<std::string> names; ///< of the rules to measure; none: all
     int threads = engine::usable_cores();
     engine::cpu::arithmetic kind = engine::cpu::arithmetic::automatic;
+    quality_bench::device device = quality_bench::device::cpu;
 };
 
 arguments parse(int argc, char** argv) {
@@ -81,16 +84,21 @@ arguments parse(int argc, char** argv) {
             made.threads = quality_bench::number_of(name, value, 1);
         } else if (name == "--arithmetic") {
             made.kind = quality_bench::arithmetic_of(name, value);
+        } else if (name == "--device") {
+            made.device = quality_bench::device_of(name, value);
         } else {
             throw engine::error(
                 "argument",
-                "--model --data --out --commit --threads --rules --rule --policy --arithmetic --tokenize "
-                "--between --cache",
+                "--model --data --out --commit --device --threads --rules --rule --policy --arithmetic "
+                "--tokenize --between --cache",
                 name);
         }
     }
     if (made.model.empty() || (made.data.empty() && made.tokenize.empty())) {
         throw engine::error("--model and --data", "both", "one or none");
+    }
+    if (made.device == quality_bench::device::cuda && made.set == "chunks") {
+        throw engine::error("--rules", "kinds or ablations on a CUDA device", made.set);
     }
     return made;
 }
@@ -131,17 +139,18 @@ double processor_seconds() {
     return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
 }
 
-/// Logits of the prompt's last row and of the fed rows, and what the prompt took.
+/// Logits of the prompt's last row and of the fed rows, and what the prompt took: of the processor, or of the
+/// device.
 struct answers {
     std::vector<float> logits;
-    double processor_s = 0;
+    double prefill_s = 0;
 };
 
-answers ask(engine::reader& pass, const quality_bench::window& window) {
+answers ask(engine::prompt_reader& pass, const quality_bench::window& window, quality_bench::device on) {
     answers made;
     const double start = processor_seconds();
     pass.prefill(window.prompt);
-    made.processor_s = processor_seconds() - start;
+    made.prefill_s = on == quality_bench::device::cpu ? processor_seconds() - start : pass.prefill_seconds();
     made.logits = pass.logits();
     pass.feed(window.fed);
     made.logits.insert(made.logits.end(), pass.logits().begin(), pass.logits().end());
@@ -149,31 +158,30 @@ answers ask(engine::reader& pass, const quality_bench::window& window) {
 }
 
 /// The dense run's answers, from the cache where it has them: prompt, model and arithmetic are its key.
-answers ask_dense(engine::loaded_model& model, const arguments& chosen, const quality_bench::window& window) {
+answers ask_dense(engine::prompt_model& model, const arguments& chosen, const quality_bench::window& window) {
     using quality_bench::fed_tokens;
     const auto size = static_cast<std::streamsize>(
         std::size_t{fed_tokens + 1} * static_cast<std::size_t>(model.config().vocab) * sizeof(float));
     std::string path;
-    if (!chosen.cache.empty()) {
+    if (!chosen.cache.empty() && chosen.device == quality_bench::device::cpu) { // a device reads again sooner
         std::vector<std::int32_t> key = window.prompt;
         key.insert(key.end(), window.fed.begin(), window.fed.end());
         key.push_back(static_cast<std::int32_t>(std::filesystem::file_size(chosen.model) & 0x7fffffff));
-        path = chosen.cache + "/" + quality_bench::hash_of(key) + "-" +
-               engine::cpu::name(model.ops().kind()) + ".dense";
+        path = chosen.cache + "/" + quality_bench::hash_of(key) + "-" + model.arithmetic() + ".dense";
         answers held;
         held.logits.resize(static_cast<std::size_t>(size) / sizeof(float));
         std::ifstream file(path, std::ios::binary);
-        if (file.read(reinterpret_cast<char*>(&held.processor_s), sizeof(double)) &&
+        if (file.read(reinterpret_cast<char*>(&held.prefill_s), sizeof(double)) &&
             file.read(reinterpret_cast<char*>(held.logits.data()), size)) {
             return held;
         }
     }
-    engine::reader dense(model, engine::dense(), quality_bench::prompt_tokens, fed_tokens);
-    const answers made = ask(dense, window);
+    const auto dense = model.reader_of(engine::dense(), quality_bench::prompt_tokens, fed_tokens);
+    const answers made = ask(*dense, window, chosen.device);
     if (!path.empty()) {
         std::filesystem::create_directories(chosen.cache);
         std::ofstream file(path + ".part", std::ios::binary);
-        file.write(reinterpret_cast<const char*>(&made.processor_s), sizeof(double));
+        file.write(reinterpret_cast<const char*>(&made.prefill_s), sizeof(double));
         file.write(reinterpret_cast<const char*>(made.logits.data()), size);
         file.close();
         if (!file) throw engine::error("--cache", "a folder with room", engine::quoted(chosen.cache));
@@ -182,18 +190,30 @@ answers ask_dense(engine::loaded_model& model, const arguments& chosen, const qu
     return made;
 }
 
+std::unique_ptr<engine::prompt_reader> reader_of(engine::prompt_model& model, const arguments& chosen,
+                                                 const quality_bench::rule& rule) {
+    using quality_bench::fed_tokens;
+    using quality_bench::prompt_tokens;
+    if (chosen.device == quality_bench::device::cuda) {
+        return model.reader_of(rule.policy, prompt_tokens, fed_tokens);
+    }
+    return std::make_unique<engine::reader>(dynamic_cast<engine::loaded_model&>(model), rule.policy,
+                                            prompt_tokens, fed_tokens, rule.reading);
+}
+
 /// Every rule that @p result, a window's, doesn't hold yet.
-void measure(engine::loaded_model& model, const arguments& chosen, const quality_bench::window& window,
+void measure(engine::prompt_model& model, const arguments& chosen, const quality_bench::window& window,
              const std::vector<quality_bench::rule>& rules, json& result) {
     using quality_bench::fed_tokens;
     using quality_bench::prompt_tokens;
     const answers expected = ask_dense(model, chosen, window);
     result["dense_nll_expected"] = window.dense_nll;
-    result["dense_processor_s"] = expected.processor_s;
+    const bool on_cpu = chosen.device == quality_bench::device::cpu;
+    result[on_cpu ? "dense_processor_s" : "dense_s"] = expected.prefill_s;
     for (const auto& rule : rules) {
         if (result["rules"].contains(rule.name)) continue;
-        engine::reader ours(model, rule.policy, prompt_tokens, fed_tokens, rule.reading);
-        const answers came = ask(ours, window);
+        const auto ours = reader_of(model, chosen, rule);
+        const answers came = ask(*ours, window, chosen.device);
         const engine::quality q = engine::compare_logits(expected.logits.data(), came.logits.data(),
                                                          fed_tokens + 1, model.config().vocab, window.fed);
         result["dense_nll"] = q.dense_nll;
@@ -203,13 +223,15 @@ void measure(engine::loaded_model& model, const arguments& chosen, const quality
             {"agree", q.agree},
             {"sure", q.agree_sure},
             {"dnll", q.dnll},
-            {"lin", engine::share_of_rows(ours.layers(), prompt_tokens)},
-            {"att", engine::share_of_pairs(ours.layers(), prompt_tokens)},
-            {"estimator", engine::share_of_estimator_pairs(ours.layers(), prompt_tokens)},
-            {"held", engine::share_of_held_rows(ours.session(), 0)},
-            {"time", came.processor_s / expected.processor_s},
-            {"decision_s", ours.decision_seconds()},
+            {"lin", engine::share_of_rows(ours->layers(), prompt_tokens)},
+            {"att", engine::share_of_pairs(ours->layers(), prompt_tokens)},
+            {"estimator", engine::share_of_estimator_pairs(ours->layers(), prompt_tokens)},
+            {"held", ours->held_share()},
+            {"time", came.prefill_s / expected.prefill_s},
         };
+        if (const auto* const read = dynamic_cast<const engine::reader*>(ours.get())) {
+            result["rules"][rule.name]["decision_s"] = read->decision_seconds();
+        }
     }
 }
 
@@ -287,6 +309,15 @@ std::vector<quality_bench::rule> rules_for(const arguments& chosen) {
         const engine::policy policy = engine::load_policy(path);
         rules.push_back({policy.name.empty() ? path : policy.name, policy, std::nullopt, {}});
     }
+    if (chosen.device == quality_bench::device::cuda && chosen.names.empty()) {
+        const auto others = std::stable_partition(rules.begin(), rules.end(), [](const auto& rule) {
+            return quality_bench::runs_on_cuda(rule.policy);
+        });
+        for (auto rule = others; rule != rules.end(); ++rule) {
+            std::printf("left out, as the CUDA engine doesn't do it: %s\n", rule->name.c_str());
+        }
+        rules.erase(others, rules.end());
+    }
     if (chosen.names.empty()) return rules;
     std::vector<quality_bench::rule> asked;
     for (const std::string& name : chosen.names) {
@@ -308,12 +339,14 @@ std::vector<quality_bench::window> windows_of(const arguments& chosen) {
 
 void run(const arguments& chosen) {
     engine::cpu::set_threads(chosen.threads);
-    engine::loaded_model model(chosen.model, chosen.kind);
+    const auto opened = quality_bench::open_model(chosen.model, chosen.device, chosen.kind);
+    engine::prompt_model& model = *opened;
     const std::vector<quality_bench::rule> rules = rules_for(chosen);
     json results{{"commit", chosen.commit},
                  {"cpu", engine::cpu_name()},
                  {"threads", chosen.threads},
-                 {"arithmetic", engine::cpu::name(model.ops().kind())},
+                 {"device", model.device()},
+                 {"arithmetic", model.arithmetic()},
                  {"prompt_tokens", quality_bench::prompt_tokens},
                  {"fed_tokens", quality_bench::fed_tokens},
                  {"summary", json::object()},

@@ -114,6 +114,25 @@ TEST_CASE("app: options of calibrate") {
     }
     CHECK(contains(refused(good + "--lists maybe"), "--lists: expected on or off, came 'maybe'"));
     CHECK(contains(refused(good + "--for-length 0"), "--for-length"));
+
+    CHECK(usual.device == engine::device_kind::cpu);
+    CHECK(!usual.calibrate.lin);
+    CHECK(usual.calibrate.worst == 0.1);
+    const options within = parsed(good + "--device cuda --lin 0.45 --att 0.1 --worst 0.5 --begin p.json");
+    CHECK(within.device == engine::device_kind::cuda);
+    CHECK(within.calibrate.lin.value() == 0.45);
+    CHECK(within.calibrate.att.value() == 0.1);
+    CHECK(within.calibrate.worst == 0.5);
+    CHECK(within.calibrate.begin == "p.json");
+    CHECK(contains(refused(good + "--device gpu"), "--device: expected cpu or cuda, came 'gpu'"));
+    CHECK(contains(refused(good + "--lin 0.5"), "--att: expected a number, as the other bound is given"));
+    CHECK(contains(refused(good + "--att 0.5"), "--lin: expected a number, as the other bound is given"));
+    CHECK(contains(refused(good + "--begin p.json"), "--begin: expected --lin and --att beside it"));
+    for (const std::string bad : {"0", "1.1", "nan", "x"}) {
+        CHECK(contains(refused(good + "--att 1 --lin " + bad), "--lin: expected a number in (0, 1]"));
+        CHECK(contains(refused(good + "--lin 1 --att " + bad), "--att: expected a number in (0, 1]"));
+    }
+    CHECK(contains(refused(good + "--worst -1"), "--worst: expected a number of at least 0, came '-1'"));
 }
 
 TEST_CASE("app: options of serve-sim") {

@@ -216,7 +216,7 @@ TEST_CASE("app: bad policies are refused by path") {
         {with(R"("layers": [{"layer": 1, "selector": "fixed-ratio"}])"),
          "layers[0].p: expected a number in (0, 1] for"},
         {with(R"("layers": [{"layer": 1, "min_kept": 5, "max_kept": 4}])"), "layers[0].max_kept"},
-        {with(R"("layers": [{"layer": 1, "p": [[0.5]]}])"), "at most 3 levels"},
+        {with(R"("layers": [{"layer": 1, "p": [[0.5]]}])"), "at most 4 levels"},
         {with(R"("layers": [], "lists": 0.99)"), "lists: expected an object, came 0.99"},
         {with(R"("layers": [], "lists": {"layer": 1})"), "lists.layer: expected a key that policies have"},
         {with(R"("layers": [], "lists": {"p": 2})"), "lists.p: expected a number in (0, 1], came 2"},
@@ -228,7 +228,7 @@ TEST_CASE("app: bad policies are refused by path") {
          "lists.budget: expected >= 1, came 0"},
         {with("\"layers\": [], \"name\": \"\xff\""), "f.json: expected JSON"},
         {std::string(R"({"uniprefill_policy": 1, "layers": []}\0x)", 40), "f.json: expected JSON"},
-        {std::string(60000, '['), "at most 3 levels"},
+        {std::string(60000, '['), "at most 4 levels"},
         {std::string((std::size_t{1} << 16) + 1, ' '), "at most 65536 bytes"},
         {with("\"layers\": [], \"name\": \"" + std::string(201, 'x') + "\""),
          "name: expected at most 200 bytes"},
@@ -295,4 +295,41 @@ TEST_CASE("app: layers are checked against the model") {
     CHECK(refusal([&] { engine::check_layers(list, 28, "x"); }).empty());
     CHECK(refusal([&] { engine::check_layers(list, 27, "x"); }) ==
           "x: expected layers from 0 to 26, which the model has, came layer 27");
+}
+
+TEST_CASE("app: lists of their own by layer") {
+    const engine::policy read = engine::parse_policy(
+        R"({"uniprefill_policy": 1, "layers": [], "lists": {"p": 0.98, "window": 128, "min_kept": 64,
+            "layers": [2, {"layer": 3, "p": 0.9}, {"layer": 5, "p": 1}]}})",
+        "f.json");
+    REQUIRE(read.lists);
+    CHECK(engine::share_of(read.lists->rule) == 0.98);
+    REQUIRE(read.list_rules.size() == 3);
+    CHECK(engine::share_of(read.list_rules[0].rule) == 0.98); // what stands beside them holds
+    CHECK(engine::share_of(read.list_rules[1].rule) == 0.9);
+    CHECK(read.list_rules[1].rule.min_kept_rows == 64);
+    CHECK(read.list_rules[1].rule.scope == uniprefill::mass_scope::all);
+    CHECK(engine::share_of(read.list_rules[2].rule) == 1);
+    const engine::policy again = engine::parse_policy(engine::write_policy(read), "again");
+    REQUIRE(again.list_rules.size() == 3);
+    CHECK(engine::describe(again.list_rules[1].rule) == engine::describe(read.list_rules[1].rule));
+    for (const auto& [lists, expected] : std::vector<std::pair<std::string, std::string>>{
+             {R"({"layers": [3, 3]})", "lists.layers[1].layer: expected a layer after 3, came 3"},
+             {R"({"layers": 3})", "lists.layers: expected an array"},
+             {R"({"layers": [{"layer": 1, "p": 2}]})", "lists.layers[0].p: expected a number in (0, 1]"},
+             {R"({"layers": [{"layer": 1, "sink": 2}]})", "lists.layers[0].sink: expected a key"}}) {
+        try {
+            static_cast<void>(engine::parse_policy(
+                R"({"uniprefill_policy": 1, "layers": [], "lists": )" + lists + "}", "f.json"));
+            FAIL(lists << " was taken");
+        } catch (const engine::error& fault) {
+            CAPTURE(lists, fault.what());
+            CHECK(std::string(fault.what()).find(expected) != std::string::npos);
+        }
+    }
+    CHECK_THROWS_AS(check_layers(read, 5, "policy"), engine::error);
+    CHECK_NOTHROW(check_layers(read, 6, "policy"));
+    engine::policy without = read;
+    without.lists.reset();
+    CHECK_THROWS_AS(check(without, "policy: "), engine::error);
 }

@@ -16,13 +16,22 @@ namespace {
 
 constexpr std::int32_t layers = 12;
 
+/// Where a p is between 1 and 0.90: 1 for 0.995 to 5 for 0.90.
+int depth_of(std::int8_t step) {
+    int depth = 0;
+    for (const double share : {0.995, 0.99, 0.98, 0.95, 0.90}) {
+        depth += step > 0 && engine::calibration::layer_step(share) <= step ? 1 : 0;
+    }
+    return depth;
+}
+
 /// A model of models: each layer drops a share of what is left, and harms by what it drops.
 score pretend(const choice& one) {
     score made;
     double left = 1;
     double lin = 0;
     for (std::int32_t layer = 0; layer < layers; ++layer) {
-        const std::int8_t step = one.steps[static_cast<std::size_t>(layer)];
+        const int step = depth_of(one.steps[static_cast<std::size_t>(layer)]);
         if (step > 0) {
             const double harm = layer % 3 == 1 ? 0.001 : 0.02;
             made.kl += left * harm * step * step / (1 + layer);
@@ -30,8 +39,9 @@ score pretend(const choice& one) {
         }
         lin += left / layers;
     }
-    made.kl += 0.0004 * one.lists * one.lists;
-    made.work = {lin, lin * (1 - 0.2 * one.lists), 0, 0.5 * lin + 0.5 * lin * (1 - 0.2 * one.lists)};
+    const int lists = depth_of(one.lists.front());
+    made.kl += 0.0004 * lists * lists;
+    made.work = {lin, lin * (1 - 0.2 * lists), 0, 0.5 * lin + 0.5 * lin * (1 - 0.2 * lists)};
     made.kl_max = 2 * made.kl;
     return made;
 }
@@ -70,13 +80,13 @@ TEST_CASE("calibration: the search stays within the divergence and beats one p a
         REQUIRE(found.run());
         const auto best = found.best();
         CHECK(best.measured.kl <= divergence);
-        CHECK(best.choice.lists == 0);
+        CHECK(best.choice.lists == std::vector<std::int8_t>(layers, 0));
         CHECK(best.measured.work.total < 1);
         CHECK(found.evaluations() == runs.runs + 1);
-        for (std::int8_t step = 1; step <= 5; ++step) {
+        for (const double share : {0.995, 0.99, 0.98, 0.95, 0.90}) {
             choice plain = engine::calibration::dense_choice(layers);
             for (const std::size_t layer : {2u, 5u, 8u}) {
-                plain.steps[layer] = step;
+                plain.steps[layer] = engine::calibration::layer_step(share);
             }
             const score of = pretend(plain);
             CHECK((of.kl > divergence || of.work.total > best.measured.work.total));
@@ -85,7 +95,7 @@ TEST_CASE("calibration: the search stays within the divergence and beats one p a
         int harmless = 0;
         int harmful = 0;
         for (std::size_t layer = 0; layer < layers; ++layer) {
-            (layer % 3 == 1 ? harmless : harmful) += best.choice.steps[layer];
+            (layer % 3 == 1 ? harmless : harmful) += depth_of(best.choice.steps[layer]);
         }
         CHECK(harmless > harmful);
 
@@ -103,7 +113,8 @@ TEST_CASE("calibration: lists are chosen where they may be") {
     search found(layers, {0.01, true, 1}, runs.calls());
     REQUIRE(found.probe());
     REQUIRE(found.run());
-    CHECK(found.best().choice.lists > 0);
+    CHECK(found.best().choice.lists.front() > 0);
+    CHECK(found.best().choice.lists == std::vector<std::int8_t>(layers, found.best().choice.lists.front()));
 }
 
 TEST_CASE("calibration: a search that runs out of time has the best so far") {

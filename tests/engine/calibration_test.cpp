@@ -2,14 +2,18 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 
 #include "engine/app/policy_file.hpp"
+#include "engine/calibration/cpu_windows.hpp"
 #include "engine/calibration/outcome.hpp"
+#include "engine/calibration/search.hpp"
 #include "engine/error.hpp"
 #include "engine/small_model.hpp"
 #include "support/catch.hpp"
 
 #include <nlohmann/json.hpp>
 
+#include <atomic>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 namespace calibration = engine::calibration;
@@ -107,16 +111,21 @@ TEST_CASE("calibration: work against hand numbers") {
 }
 
 TEST_CASE("calibration: choices in words and as policies") {
+    using calibration::layer_step;
+    using calibration::list_step;
     choice one = calibration::dense_choice(6);
     CHECK(describe(one) == "dense");
-    one.steps[3] = 2;
-    one.steps[5] = 5;
+    one.steps[3] = layer_step(0.99);
+    one.steps[5] = layer_step(0.90);
     CHECK(describe(one) == "3:0.99 5:0.9");
     choice other = one;
     CHECK(first_difference(one, other) == 6);
-    other.steps[5] = 1;
+    other.window = 3; // of lists that there are none of
+    CHECK(first_difference(one, other) == 6);
+    other = one;
+    other.steps[5] = layer_step(0.995);
     CHECK(first_difference(one, other) == 5);
-    other.lists = 2;
+    other = with_lists(other, list_step(0.99));
     CHECK(first_difference(one, other) == 0);
     CHECK(describe(other) == "3:0.99 5:0.995 + lists 0.99");
     const engine::policy made = policy_of(other, small_blocks());
@@ -127,24 +136,78 @@ TEST_CASE("calibration: choices in words and as policies") {
     CHECK(made.rules[0].rule.scope == uniprefill::mass_scope::free);
     REQUIRE(made.lists);
     CHECK(near(engine::share_of(made.lists->rule), 0.99));
-    CHECK(calibration::fixed_list_choices(6, 0).empty());
-    CHECK(calibration::fixed_list_choices(30, 2).size() == 5);
-    CHECK(describe(calibration::fixed_list_choices(12, 2)[2]) == "7:0.98 + lists 0.99");
+    CHECK(made.list_rules.empty());
+    CHECK(calibration::fixed_list_choices(calibration::dense_choice(6)).empty());
+    const choice listed = with_lists(calibration::dense_choice(12), list_step(0.99));
+    CHECK(calibration::fixed_list_choices(listed).size() == 5);
+    CHECK(describe(calibration::fixed_list_choices(listed)[2]) == "7:0.98 + lists 0.99");
+}
+
+TEST_CASE("calibration: lists of their own by layer, there and back") {
+    using calibration::list_step;
+    choice one = with_lists(calibration::dense_choice(6), list_step(0.98));
+    one.steps[2] = calibration::layer_step(0.985);
+    one.lists[1] = list_step(0.90);
+    one.lists[4] = 0;
+    one.window = 3;
+    CHECK(describe(one) == "2:0.985 + lists 0.98 1:0.9 4:1 window 512");
+    const engine::policy made = policy_of(one, small_blocks());
+    REQUIRE(made.lists);
+    CHECK(made.lists->window == 512);
+    REQUIRE(made.list_rules.size() == 2);
+    CHECK(made.list_rules[1].layer == 4);
+    CHECK(near(engine::share_of(made.list_rules[1].rule), 1));
+    CHECK(made.sink == 8); // the base's
+    one.sink = 2;
+    one.tail = 5;
+    const engine::policy forced = policy_of(one, small_blocks());
+    CHECK(forced.sink == 64);
+    CHECK(forced.tail == 256);
+    CHECK(describe(one) == "2:0.985 + lists 0.98 1:0.9 4:1 window 512 sink 64 tail 256");
+    CHECK(calibration::choice_of(forced, 6) == one);
+    choice unforced = one;
+    unforced.sink = 3;
+    CHECK(first_difference(one, unforced) == 0); // lists are made anew, too
+    unforced = with_lists(unforced, 0);
+    choice as_forced = unforced;
+    as_forced.sink = 2;
+    CHECK(first_difference(as_forced, unforced) == 2);
+    // Through a file, too.
+    CHECK(calibration::choice_of(engine::parse_policy(write_policy(forced), "policy"), 6) == one);
+    choice other = one;
+    other.lists[3] = list_step(0.95);
+    CHECK(first_difference(one, other) == 3);
+    other = one;
+    other.window = 1;
+    CHECK(first_difference(one, other) == 0);
+    // p between two steps: the nearer one; other rules: refused.
+    engine::policy near_by = made;
+    near_by.rules[0].rule = uniprefill::selection_rule::top_p(0.9849);
+    CHECK(calibration::choice_of(near_by, 6).steps == one.steps);
+    CHECK(calibration::choice_of(near_by, 6).sink == 0); // 8 rows are nearest to 16
+    near_by.rules[0].rule = uniprefill::selection_rule::published_top_p(0.99);
+    CHECK_THROWS_AS(calibration::choice_of(near_by, 6), engine::error);
+    CHECK_THROWS_AS(calibration::choice_of(made, 2), engine::error);
 }
 
 TEST_CASE("calibration: what is shared with the adopted choice changes no figure") {
     loaded model;
     const calibration::cost_model cost(model.weights.config(), 1024);
     const auto always = [] { return true; };
-    calibration::trial plain(model.weights, model.ops, small_blocks(), windows_of(model, 2), cost, always, 0);
-    calibration::trial sharing(model.weights, model.ops, small_blocks(), windows_of(model, 2), cost, always,
-                               std::size_t{1} << 30);
+    calibration::cpu_windows from_the_beginning(model.weights, model.ops, small_blocks(),
+                                                windows_of(model, 2), 0);
+    calibration::cpu_windows joining(model.weights, model.ops, small_blocks(), windows_of(model, 2),
+                                     std::size_t{1} << 30);
+    calibration::trial plain(from_the_beginning, cost, always);
+    calibration::trial sharing(joining, cost, always);
     const std::vector<bool> everywhere(6, true);
     REQUIRE(plain.read_dense(everywhere));
     REQUIRE(sharing.read_dense(everywhere));
     choice one = calibration::dense_choice(6);
-    for (const auto& [layer, step] : {std::pair<std::size_t, std::int8_t>{4, 3}, {2, 5}, {1, 4}, {3, 5}}) {
-        one.steps[layer] = step;
+    for (const auto& [layer, share] :
+         {std::pair<std::size_t, double>{4, 0.98}, {2, 0.90}, {1, 0.95}, {3, 0.90}}) {
+        one.steps[layer] = calibration::layer_step(share);
+        if (layer == 3) one.lists[layer] = one.lists[layer + 1] = calibration::list_step(0.90);
         const auto expected = plain.run(one);
         const auto came = sharing.run(one);
         REQUIRE(expected);
@@ -154,27 +217,50 @@ TEST_CASE("calibration: what is shared with the adopted choice changes no figure
         CHECK(came->kl > 0);
         if (layer != 1) sharing.adopt(one, everywhere);
     }
-    CHECK(plain.layers_replayed() == 0);
-    CHECK(sharing.layers_replayed() > 0);
+    CHECK(from_the_beginning.layers_replayed() == 0);
+    CHECK(joining.layers_replayed() > 0);
     CHECK(near(plain.run(calibration::dense_choice(6))->kl, 0));
+}
+
+TEST_CASE("calibration: lists at one layer alone are read there alone") {
+    loaded model;
+    calibration::cpu_windows reader(model.weights, model.ops, small_blocks(), windows_of(model, 1), 0);
+    reader.read_dense(0, {}, 0);
+    choice one = calibration::dense_choice(6);
+    one.lists[3] = calibration::list_step(0.80);
+    one.window = 0;
+    const auto came = reader.read(0, one, 0);
+    CHECK(came.kl > 0);
+    constexpr std::int64_t all = std::int64_t{tokens} * (tokens + 1) / 2;
+    for (std::size_t layer = 0; layer < 6; ++layer) {
+        CHECK((came.layers[layer].pairs < all) == (layer == 3));
+        CHECK((came.layers[layer].estimator_pairs > 0) == (layer == 3));
+        CHECK(came.layers[layer].rows_kept == tokens);
+    }
+    // Beside a selection they are what they are by themselves.
+    one.steps[2] = calibration::layer_step(0.80);
+    const auto both = reader.read(0, one, 0);
+    CHECK(both.layers[3].rows_in == both.layers[2].rows_kept);
+    CHECK(both.layers[3].pairs < both.layers[4].pairs);
+    CHECK(both.layers[4].estimator_pairs == 0);
 }
 
 TEST_CASE("calibration: on a small model it beats one p at fixed layers at equal work, and its file loads") {
     loaded model;
     const calibration::cost_model cost(model.weights.config(), 1024);
-    calibration::trial trial(
-        model.weights, model.ops, small_blocks(), windows_of(model, 3), cost, [] { return true; },
-        std::size_t{1} << 30);
+    calibration::cpu_windows reader(model.weights, model.ops, small_blocks(), windows_of(model, 3),
+                                    std::size_t{1} << 30);
+    calibration::trial trial(reader, cost, [] { return true; });
     REQUIRE(trial.read_dense(std::vector<bool>(6, true)));
     calibration::outcome found;
     found.model = "small";
     found.tokens = tokens;
     found.begins = {1, 2, 3};
     found.length = cost.length();
-    for (std::int8_t step = 1; step <= 5; ++step) {
+    for (const double share : {0.995, 0.99, 0.98, 0.95, 0.90}) {
         choice fixed = calibration::dense_choice(6);
         for (const std::size_t layer : {1u, 3u}) {
-            fixed.steps[layer] = step;
+            fixed.steps[layer] = calibration::layer_step(share);
         }
         found.baseline.push_back({fixed, *trial.run(fixed)});
     }
@@ -232,14 +318,87 @@ TEST_CASE("calibration: stopped between windows") {
     loaded model;
     const calibration::cost_model cost(model.weights.config(), 1024);
     int left = 3;
-    calibration::trial trial(
-        model.weights, model.ops, small_blocks(), windows_of(model, 2), cost, [&] { return left-- > 0; },
-        std::size_t{1} << 30);
+    calibration::cpu_windows reader(model.weights, model.ops, small_blocks(), windows_of(model, 2),
+                                    std::size_t{1} << 30);
+    calibration::trial trial(reader, cost, [&] { return left-- > 0; });
     REQUIRE(trial.read_dense({}));
     CHECK_FALSE(trial.run(calibration::dense_choice(6)));
     left = 1;
-    calibration::trial none(
-        model.weights, model.ops, small_blocks(), windows_of(model, 2), cost, [&] { return left-- > 0; },
-        std::size_t{1} << 30);
+    calibration::trial none(reader, cost, [&] { return left-- > 0; });
     CHECK_FALSE(none.read_dense({}));
+}
+
+namespace {
+
+/// A reader that only says what it was asked for, on as many threads as it likes.
+class counting_reader final : public calibration::window_reader {
+  public:
+    explicit counting_reader(std::int32_t workers)
+        : workers_(workers)
+        , asked(40) {}
+    std::size_t windows() const override { return asked.size(); }
+    std::int32_t prompt_tokens(std::size_t) const override { return 100; }
+    std::int32_t layers() const override { return 2; }
+    std::int32_t workers() const override { return workers_; }
+    void read_dense(std::size_t window, const std::vector<bool>&, std::int32_t worker) override {
+        note(window, worker);
+    }
+    answer read(std::size_t window, const choice&, std::int32_t worker) override {
+        note(window, worker);
+        if (window == failing) throw engine::error("window", "one that can be read", "another");
+        engine::layer_record record;
+        record.rows_in = record.rows_kept = 100;
+        record.pairs = static_cast<std::int64_t>(100 + window);
+        return {static_cast<double>(window) * 1e-3, {record, record}};
+    }
+    void adopt(std::size_t window, const choice&, const std::vector<bool>&, std::int32_t worker) override {
+        note(window, worker);
+    }
+    void forget(std::size_t) override {}
+    std::int64_t layers_run() const override { return 0; }
+    std::int64_t layers_replayed() const override { return 0; }
+
+  private:
+    void note(std::size_t window, std::int32_t worker) {
+        ++asked[window]; // of this window alone
+        if (worker < 0 || worker >= workers_) ++strangers;
+    }
+    std::int32_t workers_;
+
+  public:
+    std::vector<int> asked;
+    std::atomic<int> strangers{0};
+    std::size_t failing = 1000;
+};
+
+} // namespace
+
+TEST_CASE("calibration: windows read by several workers come to what one comes to") {
+    engine::llama_config config;
+    config.layers = 2;
+    config.hidden = 4;
+    config.ffn = 8;
+    config.heads = 2;
+    config.kv_heads = 1;
+    config.head_dim = 2;
+    const calibration::cost_model cost(config, 100);
+    counting_reader alone(1);
+    counting_reader several(5);
+    const auto always = [] { return true; };
+    const auto expected = calibration::trial(alone, cost, always).run(calibration::dense_choice(2));
+    calibration::trial by_several(several, cost, always);
+    const auto came = by_several.run(calibration::dense_choice(2));
+    REQUIRE(expected);
+    REQUIRE(came);
+    CHECK(came->kl == expected->kl);
+    CHECK(came->kl_max == expected->kl_max);
+    CHECK(came->by_window == expected->by_window);
+    CHECK(came->work.total == expected->work.total);
+    CHECK(near(came->kl_max, 0.039));
+    CHECK(by_several.read_dense({}));
+    by_several.adopt(calibration::dense_choice(2), {});
+    CHECK(several.asked == std::vector<int>(40, 3));
+    CHECK(several.strangers == 0);
+    several.failing = 17; // what one worker throws comes out of the call
+    CHECK_THROWS_AS(by_several.run(calibration::dense_choice(2)), engine::error);
 }

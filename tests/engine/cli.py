@@ -101,6 +101,13 @@ refuses("--tokens", *calibrating, "--tokens", 8192)
 refuses("--out", *calibrating, "--out", folder)
 refuses("/dev/null", *calibrating, "--out", "/dev/null/policy.json")
 refuses("--time-limit", *calibrating, "--tokens", 512, "--time-limit", 0.00001)
+refuses("--device", *calibrating, "--device", "gpu")
+refuses("--att", *calibrating, "--lin", 0.5)
+refuses("--lin", *calibrating, "--lin", 0, "--att", 0.5)
+bounded = (*calibrating, "--tokens", 512, "--windows", 1, "--lin", 0.6, "--att", 0.5)
+refuses("missing.json", *bounded, "--begin", folder / "missing.json")
+other = b'{"uniprefill_policy": 1, "layers": [{"layer": 7, "selector": "fixed-ratio", "p": 0.5}]}'
+refuses("the policy to begin with", *bounded, "--begin", file("other.json", other))
 if list(folder.glob("report*")):
     faults.append("a refused run left a report")
 
@@ -118,6 +125,16 @@ else:
     answer = run("generate", "--model", model, *prompt, "--tokens", 2, "--policy", found)
     if answer.returncode != 0 or answer.stdout != " Paris.\n":
         faults.append(f"generate with what calibrate wrote: {answer}")
+
+# The same of a search within bounds of work, and what there is no device for is said.
+done = run(*bounded, "--time-limit", 0.7, "--out", found)
+if done.returncode != 0 or "Chosen:" not in done.stdout or "within lin 0.6" not in found.read_text():
+    faults.append(f"calibrate within bounds: {done}")
+elif run("generate", "--model", model, *prompt, "--tokens", 2, "--policy", found).returncode != 0:
+    faults.append("generate with what calibrate within bounds wrote")
+done = run(*bounded, "--device", "cuda", "--time-limit", 0.2, "--out", found)
+if done.returncode != 0 and (done.returncode != 2 or "--device: expected" not in done.stderr):
+    faults.append(f"calibrate on a device: {done}")
 
 # A text that the model answers with its end at once still compares, and --tokens holds for both runs.
 chat = "<|im_start|>user\nHello<|im_end|>\n"

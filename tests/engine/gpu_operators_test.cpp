@@ -5,7 +5,10 @@
 
 #include "support/cuda.cuh"
 
+#include "engine/app/quality.hpp"
+#include "engine/cuda/compare_rows.hpp"
 #include "engine/cuda/dense_attention.hpp"
+#include "engine/cuda/pair_counts.hpp"
 #include "engine/cuda/products.hpp"
 #include "engine/cuda/row_kernels.hpp"
 
@@ -299,4 +302,156 @@ TEST_CASE("cuda operators: random numbers have the deviation asked for, and repe
         same = same && values[i].bits == again[i].bits;
     }
     CHECK(same);
+}
+
+namespace {
+
+/// A step of one request: positions with gaps, segments, kept rows and a list for each (segment, head).
+struct listed_step {
+    static constexpr int block_rows = 16;
+    static constexpr int heads = 3;
+
+    explicit listed_step(int segments, bool all_kept) {
+        std::mt19937_64 random(uniprefill_test::seed() + static_cast<std::uint64_t>(segments));
+        bounds.push_back(0);
+        offsets.push_back(0);
+        std::int32_t position = 0;
+        for (int s = 0; s < segments; ++s) {
+            const auto rows = static_cast<std::int32_t>(random() % 150); // none, too
+            for (std::int32_t row = 0; row < rows; ++row) {
+                position += 1 + static_cast<std::int32_t>(random() % 4 == 0 ? random() % 40 : 0);
+                positions.push_back(position);
+            }
+            bounds.push_back(bounds.back() + rows);
+            for (int head = 0; head < heads; ++head) {
+                for (std::int32_t block = 0; block * block_rows < rows; ++block) {
+                    if (random() % 3 == 0) blocks.push_back(block);
+                }
+                offsets.push_back(static_cast<std::int64_t>(blocks.size()));
+            }
+        }
+        for (std::int32_t row = 0; row < bounds.back(); ++row) {
+            if (all_kept || random() % 2 == 0) kept.push_back(row);
+        }
+    }
+
+    /// Every (query, key) pair asked whether it is read.
+    long long pairs(int window, bool listed) const {
+        long long sum = 0;
+        for (const std::int32_t query : kept) {
+            std::size_t s = 0;
+            while (query >= bounds[s + 1]) {
+                ++s;
+            }
+            for (int head = 0; head < (listed ? heads : 1); ++head) {
+                for (std::int32_t key = 0; key <= query; ++key) {
+                    sum += listed ? reads(query, key, s, head, window)
+                                  : window == 0 || in_window(query, key, window);
+                }
+            }
+        }
+        return sum;
+    }
+
+    std::vector<std::int32_t> positions, bounds, blocks, kept;
+    std::vector<std::int64_t> offsets;
+
+  private:
+    bool in_window(std::int32_t query, std::int32_t key, int window) const {
+        return positions[static_cast<std::size_t>(key)] > positions[static_cast<std::size_t>(query)] - window;
+    }
+    bool reads(std::int32_t query, std::int32_t key, std::size_t s, int head, int window) const {
+        if (key < bounds[s]) return true;
+        const std::int32_t block = (key - bounds[s]) / block_rows;
+        const std::size_t list = s * heads + static_cast<std::size_t>(head);
+        for (std::int64_t i = offsets[list]; i < offsets[list + 1]; ++i) {
+            if (blocks[static_cast<std::size_t>(i)] == block) return true;
+        }
+        for (std::int32_t row = bounds[s]; row <= query; ++row) { // the first block with a row in the window
+            if (in_window(query, row, window)) return block >= (row - bounds[s]) / block_rows;
+        }
+        return false;
+    }
+};
+
+} // namespace
+
+TEST_CASE("cuda operators: pairs that are read, counted") {
+    if (!has_device()) return;
+    for (const int segments : {1, 2, 7}) {
+        for (const bool all_kept : {true, false}) {
+            const listed_step step(segments, all_kept);
+            const device_array<std::int32_t> positions(step.positions);
+            const device_array<std::int32_t> bounds(step.bounds);
+            const device_array<std::int32_t> blocks(step.blocks);
+            const device_array<std::int64_t> offsets(step.offsets);
+            std::vector<std::int32_t> padded = step.kept;
+            padded.resize(step.positions.size() + 77, -1);
+            const device_array<std::int32_t> kept(padded);
+            const device_array<std::int32_t> alive(
+                std::vector<std::int32_t>{static_cast<std::int32_t>(step.kept.size())});
+            for (const bool listed : {false, true}) {
+                for (const int window : {0, 1, 40, 100000}) {
+                    engine::cuda::pair_count_call call;
+                    call.rows = static_cast<std::int32_t>(padded.size());
+                    call.alive = alive.data();
+                    call.kept_to_old = all_kept ? nullptr : kept.data();
+                    call.positions = positions.data();
+                    call.bounds = bounds.data();
+                    call.segments = segments;
+                    call.offsets = listed ? offsets.data() : nullptr;
+                    call.blocks = blocks.data();
+                    call.heads = listed_step::heads;
+                    call.block_rows = listed_step::block_rows;
+                    call.window = window;
+                    const device_array<engine::cuda::pair_count> counted(
+                        std::vector<engine::cuda::pair_count>(1));
+                    engine::cuda::count_pairs(call, counted.data(), nullptr);
+                    const auto came = counted.get().front();
+                    CAPTURE(segments, all_kept, listed, window);
+                    CHECK(static_cast<long long>(came.pairs) == step.pairs(window, listed));
+                    CHECK(came.queries == static_cast<long long>(step.kept.size()));
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("cuda operators: divergences of rows of logits") {
+    if (!has_device()) return;
+    numbers random;
+    for (const int vocab : {1, 7, 512, 49152}) {
+        const int rows = 5;
+        std::vector<float> p = random.fp32(at(rows, vocab, 0));
+        std::vector<float> q = random.fp32(at(rows, vocab, 0), 0.5f);
+        for (std::size_t i = 0; i < p.size(); ++i) {
+            p[i] *= 12;
+            q[i] = p[i] + q[i];
+        }
+        for (int i = 0; i < vocab; ++i) {
+            q[at(2, vocab, i)] = p[at(2, vocab, i)];
+        }
+        const device_array<float> device_p(p);
+        const device_array<float> device_q(q);
+        const device_array<double> out(rows);
+        engine::cuda::compare_rows(device_p.data(), device_q.data(), rows, vocab, out.data(), nullptr);
+        const std::vector<double> came = out.get();
+        for (int row = 0; row < rows; ++row) {
+            const double wanted = engine::compare_logits(p.data() + at(row, vocab, 0),
+                                                         q.data() + at(row, vocab, 0), 1, vocab, {})
+                                      .kl_mean;
+            CAPTURE(vocab, row, wanted, came[static_cast<std::size_t>(row)]);
+            CHECK(std::abs(came[static_cast<std::size_t>(row)] - wanted) <= 1e-9 * (1 + wanted));
+        }
+        CHECK(came[2] < 1e-12);
+        q[at(3, vocab, vocab - 1)] = std::numeric_limits<float>::infinity();
+        p[at(4, vocab, 0)] = std::numeric_limits<float>::quiet_NaN();
+        const device_array<float> bad_p(p);
+        const device_array<float> bad_q(q);
+        engine::cuda::compare_rows(bad_p.data(), bad_q.data(), rows, vocab, out.data(), nullptr);
+        const std::vector<double> bad = out.get();
+        CHECK(bad[0] == came[0]);
+        CHECK(std::isnan(bad[3]));
+        CHECK(std::isnan(bad[4]));
+    }
 }

@@ -378,6 +378,21 @@ void add_calibrating(option_table& table, calibrate_options& chosen) {
                     if (text != "on" && text != "off") throw error(option, "on or off", engine::quoted(text));
                     chosen.lists = text == "on";
                 });
+    const auto bound = [](std::optional<double>& target) {
+        return
+            [&target](const std::string& option, const std::string& text) { target = share(option, text); };
+    };
+    table.value("--lin", "SHARE", "instead: least divergence with at most this share of rows (and --att)",
+                bound(chosen.lin));
+    table.value("--att", "SHARE", "and at most this share of the pairs that attention scores",
+                bound(chosen.att));
+    table.value("--worst", "WEIGHT", "of the worst window's KL beside the mean's 1, there (0.1)",
+                [&chosen](const std::string& option, const std::string& text) {
+                    const auto fits = [](double number) { return std::isfinite(number) && number >= 0; };
+                    chosen.worst = real_number(option, text, fits, "a number of at least 0");
+                });
+    table.value("--begin", "FILE", "policy that it begins with there (the default for the model)",
+                text_into(chosen.begin, "a path"));
     table.value("--time-limit", "MINUTES", "the best so far is taken then (60)",
                 [&chosen, positive](const std::string& option, const std::string& text) {
                     chosen.minutes = real_number(option, text, positive, "a number above 0");
@@ -521,7 +536,14 @@ void check_whole(const options& chosen) {
     if (chosen.model.empty()) throw error("--model", "the path of a GGUF file", "none");
     if (chosen.command == command::inspect) return;
     if (chosen.command == command::calibrate) {
-        if (chosen.calibrate.texts.empty()) throw error("--texts", "text files", "none");
+        const calibrate_options& asked = chosen.calibrate;
+        if (asked.texts.empty()) throw error("--texts", "text files", "none");
+        if (asked.lin.has_value() != asked.att.has_value()) {
+            throw error(asked.lin ? "--att" : "--lin", "a number, as the other bound is given", "none");
+        }
+        if (!asked.lin && !asked.begin.empty()) {
+            throw error("--begin", "--lin and --att beside it", "neither");
+        }
         return;
     }
     if (chosen.command == command::serve_sim) {
@@ -617,6 +639,7 @@ command_line parse_command_line(const std::vector<std::string>& arguments, std::
     add_model(for_calibrate, calibrate, "-m,--model,model");
     add_calibrating(for_calibrate, calibrate.calibrate);
     add_running(for_calibrate, calibrate, cores);
+    add_device(for_calibrate, calibrate);
     for_calibrate.group("Output");
     for_calibrate.value("-o,--out", "FILE", "policy file (policy.json); measurements go beside it",
                         text_into(calibrate.calibrate.out, "a path"));
@@ -716,6 +739,7 @@ policy resolve_policy(const options& chosen, const model_identity& model) {
     if (by.span) out.span = *by.span;
     if (by.propagation) out.propagation = *by.propagation;
     if (by.list_share) {
+        out.list_rules.clear();
         if (*by.list_share == 0) {
             out.lists.reset();
         } else {

@@ -84,6 +84,28 @@ bool contains_ignoring_case(std::string_view text, std::string_view lower_case) 
     return std::search(text.begin(), text.end(), lower_case.begin(), lower_case.end(), same) != text.end();
 }
 
+/// Rules by rising layer.
+void check_rules(const std::vector<layer_rule>& rules, const std::string& where) {
+    std::int32_t last = -1;
+    for (std::size_t i = 0; i < rules.size(); ++i) {
+        const std::string at = where + "[" + std::to_string(i) + "]";
+        const layer_rule& entry = rules[i];
+        check_range(entry.layer, 0, 4095, at + ".layer");
+        if (entry.layer <= last) {
+            throw error(at + ".layer", "a layer after " + std::to_string(last), std::to_string(entry.layer));
+        }
+        last = entry.layer;
+        const bool budgeted = entry.rule.kind == uniprefill::rule_kind::fixed_budget;
+        if (!budgeted && entry.rule.budget_rows != 0) {
+            throw error(at + ".budget", "none unless the selector is fixed-budget",
+                        std::to_string(entry.rule.budget_rows));
+        }
+        const uniprefill::status verdict = validate(entry.rule);
+        if (!verdict.ok())
+            throw error(at + key_of(verdict.argument), verdict.expected, short_number(verdict.came));
+    }
+}
+
 void check_lists(const uniprefill::list_options<>& lists, const std::string& where) {
     constexpr std::int32_t many = 1 << 30;
     check_range(lists.sink, 0, many, where + ".sink");
@@ -161,32 +183,21 @@ void check(const policy& checked, const std::string& where) {
                         " observations",
                     std::to_string(checked.span));
     }
-    std::int32_t last = -1;
-    for (std::size_t i = 0; i < checked.rules.size(); ++i) {
-        const std::string at = where + "layers[" + std::to_string(i) + "]";
-        const layer_rule& entry = checked.rules[i];
-        check_range(entry.layer, 0, 4095, at + ".layer");
-        if (entry.layer <= last) {
-            throw error(at + ".layer", "a layer after " + std::to_string(last), std::to_string(entry.layer));
-        }
-        last = entry.layer;
-        const bool budgeted = entry.rule.kind == uniprefill::rule_kind::fixed_budget;
-        if (!budgeted && entry.rule.budget_rows != 0) {
-            throw error(at + ".budget", "none unless the selector is fixed-budget",
-                        std::to_string(entry.rule.budget_rows));
-        }
-        const uniprefill::status verdict = validate(entry.rule);
-        if (!verdict.ok())
-            throw error(at + key_of(verdict.argument), verdict.expected, short_number(verdict.came));
-    }
+    check_rules(checked.rules, where + "layers");
     if (checked.lists) check_lists(*checked.lists, where + "lists");
+    if (!checked.lists && !checked.list_rules.empty()) {
+        throw error(where + "lists.layers", "none without lists", std::to_string(checked.list_rules.size()));
+    }
+    check_rules(checked.list_rules, where + "lists.layers");
 }
 
 void check_layers(const policy& checked, std::int32_t layers, const std::string& where) {
-    for (const layer_rule& entry : checked.rules) {
-        if (entry.layer >= layers) {
-            throw error(where, "layers from 0 to " + std::to_string(layers - 1) + ", which the model has",
-                        "layer " + std::to_string(entry.layer));
+    for (const auto* rules : {&checked.rules, &checked.list_rules}) {
+        for (const layer_rule& entry : *rules) {
+            if (entry.layer >= layers) {
+                throw error(where, "layers from 0 to " + std::to_string(layers - 1) + ", which the model has",
+                            "layer " + std::to_string(entry.layer));
+            }
         }
     }
 }

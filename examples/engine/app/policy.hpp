@@ -33,6 +33,8 @@ struct policy {
     std::vector<layer_rule> rules; ///< by rising layer; empty: nothing is ever dropped
     /// Which blocks of keys each head reads, at every layer; none: all.
     std::optional<uniprefill::list_options<>> lists;
+    /// Rules of lists at layers that have their own, by rising layer. p = 1: that layer has no lists.
+    std::vector<layer_rule> list_rules;
 };
 
 /// Ends of the spans of a prompt, which are a property of the prompt and the policy: each span is decided as

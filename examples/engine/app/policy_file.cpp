@@ -19,7 +19,7 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-constexpr int max_depth = 3;
+constexpr int max_depth = 4;
 constexpr std::size_t max_layers = 4096;
 constexpr std::size_t max_text = 4096;
 constexpr const char* rule_keys[] = {"selector", "scope",    "p",    "budget",
@@ -128,7 +128,7 @@ json parse_strictly(std::string_view text, const std::string& source) {
     std::vector<std::set<std::string>> keys;
     const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
         if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
-            if (depth >= max_depth) throw error(source, "at most 3 levels of nesting", "more");
+            if (depth >= max_depth) throw error(source, "at most 4 levels of nesting", "more");
         }
         if (event == json::parse_event_t::object_start) keys.emplace_back();
         if (event == json::parse_event_t::object_end) keys.pop_back();
@@ -191,7 +191,8 @@ void complete(uniprefill::selection_rule& rule, const object& root, const object
     }
 }
 
-void read_layers(const object& root, const uniprefill::selection_rule& common, policy& out) {
+/// The rules of `layers` in @p root; @p common is what stands beside it.
+std::vector<layer_rule> rules_by_layer(const object& root, const uniprefill::selection_rule& common) {
     if (!root.has("layers")) throw error(root.path("layers"), "an array", "none");
     const json& layers = root.at("layers");
     if (!layers.is_array()) throw error(root.path("layers"), "an array", kind_of(layers));
@@ -199,6 +200,7 @@ void read_layers(const object& root, const uniprefill::selection_rule& common, p
         throw error(root.path("layers"), "at most " + std::to_string(max_layers) + " entries",
                     std::to_string(layers.size()));
     }
+    std::vector<layer_rule> out;
     for (std::size_t i = 0; i < layers.size(); ++i) {
         const std::string at = root.path("layers") + "[" + std::to_string(i) + "]";
         layer_rule entry;
@@ -210,8 +212,9 @@ void read_layers(const object& root, const uniprefill::selection_rule& common, p
         one.read("layer", entry.layer);
         one.read_rule(entry.rule);
         complete(entry.rule, root, one);
-        out.rules.push_back(entry);
+        out.push_back(entry);
     }
+    return out;
 }
 
 void read_lists(const object& root, policy& out) {
@@ -219,14 +222,16 @@ void read_lists(const object& root, policy& out) {
     if (!root.at("lists").is_object())
         throw error(root.path("lists"), "an object", kind_of(root.at("lists")));
     const object entry(root.at("lists"), root.path("lists."));
-    entry.allow_only({"sink", "window"}, true);
+    entry.allow_only({"sink", "window", "layers"}, true);
     uniprefill::list_options<> lists;
     lists.rule.p = {}; // complete() knows the usual one
     entry.read("sink", lists.sink);
     entry.read("window", lists.window);
     entry.read_rule(lists.rule);
+    const uniprefill::selection_rule common = lists.rule;
     complete(lists.rule, entry, entry);
     out.lists = lists;
+    if (entry.has("layers")) out.list_rules = rules_by_layer(entry, common);
 }
 
 json rule_to_json(const uniprefill::selection_rule& rule) {
@@ -241,6 +246,16 @@ json rule_to_json(const uniprefill::selection_rule& rule) {
     if (rule.max_kept_rows != usual.max_kept_rows) out["max_kept"] = rule.max_kept_rows;
     if (rule.ties != usual.ties) out["ties"] = name_of(rule.ties);
     if (rule.crossing != usual.crossing) out["crossing"] = name_of(rule.crossing);
+    return out;
+}
+
+json rules_to_json(const std::vector<layer_rule>& rules) {
+    json out = json::array();
+    for (const layer_rule& entry : rules) {
+        json layer = {{"layer", entry.layer}};
+        layer.update(rule_to_json(entry.rule));
+        out.push_back(layer);
+    }
     return out;
 }
 
@@ -278,7 +293,7 @@ policy parse_policy(std::string_view text, const std::string& source) {
 
     uniprefill::selection_rule common;
     root.read_rule(common);
-    read_layers(root, common, out);
+    out.rules = rules_by_layer(root, common);
     read_lists(root, out);
     check(out, source + ": ");
     return out;
@@ -306,16 +321,12 @@ std::string write_policy(const policy& written) {
                 {"min_length", written.min_length},
                 {"span", written.span},
                 {"propagation", name_of(written.propagation)},
-                {"layers", json::array()}};
-    for (const layer_rule& entry : written.rules) {
-        json layer = {{"layer", entry.layer}};
-        layer.update(rule_to_json(entry.rule));
-        out["layers"].push_back(layer);
-    }
+                {"layers", rules_to_json(written.rules)}};
     if (written.lists) {
         out["lists"] = rule_to_json(written.lists->rule);
         out["lists"]["sink"] = written.lists->sink;
         out["lists"]["window"] = written.lists->window;
+        if (!written.list_rules.empty()) out["lists"]["layers"] = rules_to_json(written.list_rules);
     }
     return out.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
 }

@@ -4,17 +4,108 @@
 #include "engine/calibration/choice.hpp"
 
 #include "engine/app/number_text.hpp"
+#include "engine/error.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 
 namespace engine::calibration {
 
 using uniprefill::mass_scope;
 using uniprefill::selection_rule;
 
+namespace {
+
+/// The p of a step; 1 of step 0.
+template <class Ladder>
+double share_at(const Ladder& ladder, std::int8_t step) {
+    return step == 0 ? 1 : ladder[static_cast<std::size_t>(step - 1)];
+}
+
+template <class Ladder>
+std::int8_t nearest_step(const Ladder& ladder, double share) {
+    std::int8_t best = 0;
+    for (std::int8_t step = 1; step <= static_cast<std::int8_t>(ladder.size()); ++step) {
+        // Logarithms of what is left out: 0.999 is as far from 0.99 as 0.99 from 0.9.
+        const auto distance = [&](std::int8_t of) {
+            return std::fabs(std::log((1 - share_at(ladder, of) + 1e-4) / (1 - share + 1e-4)));
+        };
+        if (distance(step) < distance(best)) best = step;
+    }
+    return best;
+}
+
+template <class Ladder>
+std::int8_t nearest_rows(const Ladder& ladder, std::int32_t rows) {
+    const auto nearest = std::min_element(ladder.begin(), ladder.end(), [rows](auto a, auto b) {
+        return std::abs(a - rows) < std::abs(b - rows);
+    });
+    return static_cast<std::int8_t>(nearest - ladder.begin());
+}
+
+/// What was forced by the step, or, where there is none, by @p base.
+std::int32_t forced(std::int8_t step, std::int32_t base) {
+    return step < 0 ? base : choice::forced_rows[static_cast<std::size_t>(step)];
+}
+
+/// The p that most layers' lists have; 0 where no layer has any.
+std::int8_t usual_lists(const choice& of) {
+    std::map<std::int8_t, int> layers;
+    for (const std::int8_t step : of.lists) {
+        if (step > 0) ++layers[step];
+    }
+    const auto most = std::max_element(layers.begin(), layers.end(),
+                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+    return most == layers.end() ? std::int8_t{0} : most->first;
+}
+
+double share_of_rule(const selection_rule& rule, mass_scope scope) {
+    if (rule.kind != uniprefill::rule_kind::top_p || rule.scope != scope) {
+        throw error("the policy to begin with",
+                    std::string("top-p of scope ") + name_of(scope) + ", which is what is searched among",
+                    engine::describe(rule));
+    }
+    return share_of(rule);
+}
+
+} // namespace
+
 choice dense_choice(std::int32_t layers) {
     choice made;
     made.steps.assign(static_cast<std::size_t>(layers), 0);
+    made.lists.assign(static_cast<std::size_t>(layers), 0);
+    return made;
+}
+
+std::int8_t layer_step(double share) {
+    return nearest_step(choice::layer_shares, share);
+}
+
+std::int8_t list_step(double share) {
+    return nearest_step(choice::list_shares, share);
+}
+
+choice with_lists(choice of, std::int8_t step) {
+    std::fill(of.lists.begin(), of.lists.end(), step);
+    return of;
+}
+
+choice choice_of(const policy& given, std::int32_t layers) {
+    check_layers(given, layers, "the policy to begin with");
+    choice made = dense_choice(layers);
+    for (const layer_rule& one : given.rules) {
+        made.steps[static_cast<std::size_t>(one.layer)] =
+            layer_step(share_of_rule(one.rule, mass_scope::free));
+    }
+    made.sink = nearest_rows(choice::forced_rows, given.sink);
+    made.tail = nearest_rows(choice::forced_rows, given.tail);
+    if (!given.lists) return made;
+    made = with_lists(made, list_step(share_of_rule(given.lists->rule, mass_scope::all)));
+    for (const layer_rule& one : given.list_rules) {
+        made.lists[static_cast<std::size_t>(one.layer)] = list_step(share_of_rule(one.rule, mass_scope::all));
+    }
+    made.window = nearest_rows(choice::list_windows, given.lists->window);
     return made;
 }
 
@@ -22,28 +113,38 @@ policy policy_of(const choice& chosen, const policy& base) {
     policy made = base;
     made.rules.clear();
     made.lists.reset();
+    made.list_rules.clear();
+    made.sink = forced(chosen.sink, base.sink);
+    made.tail = forced(chosen.tail, base.tail);
     for (std::size_t layer = 0; layer < chosen.steps.size(); ++layer) {
         if (chosen.steps[layer] == 0) continue;
-        const double p = choice::layer_shares[static_cast<std::size_t>(chosen.steps[layer] - 1)];
+        const double p = share_at(choice::layer_shares, chosen.steps[layer]);
         made.rules.push_back({static_cast<std::int32_t>(layer), selection_rule::top_p(p, mass_scope::free)});
     }
-    if (chosen.lists > 0) {
-        made.lists.emplace();
-        made.lists->rule = selection_rule::top_p(
-            choice::list_shares[static_cast<std::size_t>(chosen.lists - 1)], mass_scope::all);
+    const std::int8_t usual = usual_lists(chosen);
+    if (usual == 0) return made;
+    const auto rule_of = [](std::int8_t step) {
+        return selection_rule::top_p(share_at(choice::list_shares, step), mass_scope::all);
+    };
+    made.lists = base.lists.value_or(uniprefill::list_options<>{}); // sinks are the base's
+    made.lists->rule = rule_of(usual);
+    made.lists->window = choice::list_windows[static_cast<std::size_t>(chosen.window)];
+    for (std::size_t layer = 0; layer < chosen.lists.size(); ++layer) {
+        if (chosen.lists[layer] == usual) continue;
+        made.list_rules.push_back({static_cast<std::int32_t>(layer), rule_of(chosen.lists[layer])});
     }
     return made;
 }
 
-std::vector<choice> fixed_list_choices(std::int32_t layers, std::int8_t lists) {
+std::vector<choice> fixed_list_choices(const choice& lists) {
     std::vector<choice> made;
-    const policy list = fixed_list(layers);
+    const policy list = fixed_list(static_cast<std::int32_t>(lists.steps.size()));
     if (list.rules.empty()) return made;
-    for (std::size_t step = 1; step <= choice::layer_shares.size(); ++step) {
-        choice one = dense_choice(layers);
-        one.lists = lists;
+    for (const double share : {0.995, 0.99, 0.98, 0.95, 0.90}) {
+        choice one = lists;
+        std::fill(one.steps.begin(), one.steps.end(), std::int8_t{0});
         for (const layer_rule& rule : list.rules) {
-            one.steps[static_cast<std::size_t>(rule.layer)] = static_cast<std::int8_t>(step);
+            one.steps[static_cast<std::size_t>(rule.layer)] = layer_step(share);
         }
         made.push_back(one);
     }
@@ -51,24 +152,47 @@ std::vector<choice> fixed_list_choices(std::int32_t layers, std::int8_t lists) {
 }
 
 std::int32_t first_difference(const choice& a, const choice& b) {
-    if (a.lists != b.lists) return 0;
-    const auto differs = std::mismatch(a.steps.begin(), a.steps.end(), b.steps.begin()).first;
-    return static_cast<std::int32_t>(differs - a.steps.begin());
+    const bool same_forced = a.sink == b.sink && a.tail == b.tail;
+    const bool same_window = a.window == b.window;
+    std::size_t layer = 0;
+    while (layer < a.steps.size() && a.steps[layer] == b.steps[layer] && a.lists[layer] == b.lists[layer] &&
+           (same_window || a.lists[layer] == 0) &&
+           (same_forced || (a.steps[layer] == 0 && a.lists[layer] == 0))) {
+        ++layer;
+    }
+    return static_cast<std::int32_t>(layer);
 }
 
 std::string describe(const choice& chosen) {
     std::string text;
+    const auto add = [&text](const std::string& more) {
+        if (!text.empty()) text += ' ';
+        text += more;
+    };
     for (std::size_t layer = 0; layer < chosen.steps.size(); ++layer) {
         if (chosen.steps[layer] == 0) continue;
-        if (!text.empty()) text += ' ';
-        text += std::to_string(layer) + ":" +
-                short_number(choice::layer_shares[static_cast<std::size_t>(chosen.steps[layer] - 1)]);
+        add(std::to_string(layer) + ":" + short_number(share_at(choice::layer_shares, chosen.steps[layer])));
     }
-    if (chosen.lists > 0) {
-        if (!text.empty()) text += " + ";
-        text += "lists " + short_number(choice::list_shares[static_cast<std::size_t>(chosen.lists - 1)]);
+    const std::int8_t usual = usual_lists(chosen);
+    if (usual > 0) {
+        if (!text.empty()) add("+");
+        add("lists " + short_number(share_at(choice::list_shares, usual)));
+        for (std::size_t layer = 0; layer < chosen.lists.size(); ++layer) {
+            if (chosen.lists[layer] == usual) continue;
+            add(std::to_string(layer) + ":" +
+                short_number(share_at(choice::list_shares, chosen.lists[layer])));
+        }
+        const std::int32_t window = choice::list_windows[static_cast<std::size_t>(chosen.window)];
+        if (window != uniprefill::list_options<>{}.window) add("window " + std::to_string(window));
     }
-    return text.empty() ? "dense" : text;
+    if (text.empty()) return "dense";
+    const policy usual_rows;
+    const auto add_rows = [&](const char* name, std::int8_t step, std::int32_t rows) {
+        if (forced(step, rows) != rows) add(name + std::to_string(forced(step, rows)));
+    };
+    add_rows("sink ", chosen.sink, usual_rows.sink);
+    add_rows("tail ", chosen.tail, usual_rows.tail);
+    return text;
 }
 
 } // namespace engine::calibration

@@ -7,41 +7,66 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace engine::calibration {
 
-/// What the search chooses among: how far each layer and the lists have gone down their ladder of p. Step 0:
+/// What is chosen among: how far each layer, and its lists, have gone down their ladder of p. Step 0:
 /// nothing.
 struct choice {
-    static constexpr std::array<double, 5> layer_shares = {0.995, 0.99, 0.98, 0.95, 0.90};
-    static constexpr std::array<double, 4> list_shares = {0.995, 0.99, 0.98, 0.95};
+    static constexpr std::array<double, 15> layer_shares = {
+        0.999, 0.998, 0.995, 0.9925, 0.99, 0.985, 0.98, 0.97, 0.96, 0.95, 0.93, 0.90, 0.87, 0.84, 0.80};
+    static constexpr std::array<double, 14> list_shares = {0.999, 0.998, 0.995, 0.9925, 0.99, 0.985, 0.98,
+                                                           0.97,  0.96,  0.95,  0.93,   0.90, 0.85,  0.80};
+    static constexpr std::array<std::int32_t, 6> list_windows = {128, 256, 384, 512, 768, 1024};
+    static constexpr std::array<std::int32_t, 6> forced_rows = {16, 32, 64, 96, 128, 256};
 
     std::vector<std::int8_t> steps; ///< by layer
-    std::int8_t lists = 0;
+    std::vector<std::int8_t> lists; ///< by layer
+    std::int8_t window = 1;         ///< of list_windows, at every layer with lists
+    std::int8_t sink = -1;          ///< of forced_rows; -1: as many as the policy has that all begins with
+    std::int8_t tail = -1;          ///< the same
 
     friend bool operator<(const choice& a, const choice& b) {
-        return a.steps != b.steps ? a.steps < b.steps : a.lists < b.lists;
+        if (a.steps != b.steps) return a.steps < b.steps;
+        if (a.lists != b.lists) return a.lists < b.lists;
+        return std::tie(a.window, a.sink, a.tail) < std::tie(b.window, b.sink, b.tail);
     }
     friend bool operator==(const choice& a, const choice& b) {
-        return a.steps == b.steps && a.lists == b.lists;
+        return a.steps == b.steps && a.lists == b.lists && a.window == b.window && a.sink == b.sink &&
+               a.tail == b.tail;
     }
 };
 
 /// Nothing dropped in a model of @p layers layers.
 choice dense_choice(std::int32_t layers);
 
-/// The fixed list for models that nobody has measured, from little to much dropped; none where the model has
-/// too few layers for one.
-std::vector<choice> fixed_list_choices(std::int32_t layers, std::int8_t lists);
+/// The step down a ladder that has just this p; the nearest one below it where there is none.
+std::int8_t layer_step(double share);
+std::int8_t list_step(double share);
 
-/// The policy that @p chosen says; everything else as in @p base, whose rules and lists are replaced.
+/// The same with one step of lists at every layer.
+choice with_lists(choice of, std::int8_t step);
+
+/// The choice that says what @p given says, but for p, windows and forced rows that no ladder has: the
+/// nearest step is taken. Throws `error` where the policy has rules other than top-p over free mass, or lists
+/// other than top-p over all mass.
+choice choice_of(const policy& given, std::int32_t layers);
+
+/// The fixed list for models that nobody has measured, from little to much dropped, with these lists; none
+/// where the model has too few layers for one.
+std::vector<choice> fixed_list_choices(const choice& lists);
+
+/// The policy that @p chosen says; everything else as in @p base, whose rules, lists and forced rows are
+/// replaced.
 policy policy_of(const choice& chosen, const policy& base);
 
 /// The first layer that does something else in @p b than in @p a; the number of layers where none does.
 std::int32_t first_difference(const choice& a, const choice& b);
 
-/// "7:0.99 15:0.995 + lists 0.99", "dense".
+/// "7:0.99 15:0.995 + lists 0.99", "dense"; with lists of several p "+ lists 0.99 3:0.95 4:1", with a window
+/// or forced rows that aren't the usual ones "window 512", "sink 64" and "tail 64" at the end.
 std::string describe(const choice& chosen);
 
 } // namespace engine::calibration

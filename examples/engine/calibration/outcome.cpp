@@ -46,6 +46,13 @@ std::string work_text(const work& of) {
            ")";
 }
 
+std::string wanted_text(const outcome& found) {
+    if (!found.within) return "wanted divergence " + short_number(found.divergence);
+    return "least divergence (mean and " + short_number(found.within->worst) +
+           " times the worst window's) within lin " + short_number(found.within->lin) + " and att " +
+           short_number(found.within->att);
+}
+
 } // namespace
 
 std::optional<double> baseline_at_equal_work(const outcome& found) {
@@ -75,8 +82,7 @@ policy policy_of(const outcome& found, const policy& base) {
     const std::string windows =
         std::to_string(found.begins.size()) + " windows of " + with_commas(found.tokens) + " tokens";
     made.comment = "Found by a search for " + (found.model.empty() ? "an unnamed model" : found.model) +
-                   " on " + windows + ", seed " + std::to_string(found.seed) + ", wanted divergence " +
-                   short_number(found.divergence) +
+                   " on " + windows + ", seed " + std::to_string(found.seed) + ", " + wanted_text(found) +
                    (found.complete ? "." : "; the time limit ended it early.");
     made.comment += "\nThere: KL(dense || sparsified) mean " + significant(at.kl, 3) + ", worst window " +
                     significant(at.kl_max, 3) + " nats; " + work_text(at.work) + " at " +
@@ -120,18 +126,20 @@ std::string summary_of(const outcome& found) {
 
 std::string json_of(const outcome& found) {
     json made = {{"model", found.model},
-                 {"cpu", found.cpu},
+                 {"device", found.device},
                  {"arithmetic", found.arithmetic},
                  {"threads", found.threads},
                  {"tokens", found.tokens},
                  {"windows", found.begins},
                  {"for_length", found.length},
                  {"attention_share", found.attention_share},
-                 {"divergence", found.divergence},
+                 {"wanted", wanted_text(found)},
                  {"seed", found.seed},
                  {"complete", found.complete},
                  {"seconds", found.seconds},
                  {"evaluations", found.evaluations},
+                 {"layers_run", found.layers_run},
+                 {"layers_replayed", found.layers_replayed},
                  {"layers", json::array()},
                  {"path", json_of(found.path)},
                  {"best", json_of(found.best)},

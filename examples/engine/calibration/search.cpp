@@ -15,26 +15,39 @@ namespace engine::calibration {
 
 namespace {
 
-constexpr auto last_layer_step = static_cast<std::int8_t>(choice::layer_shares.size());
-constexpr auto last_list_step = static_cast<std::int8_t>(choice::list_shares.size());
+/// The rungs of the ladders that this search climbs down: the p that is worth a run each.
+constexpr std::array<double, 5> layer_rungs = {0.995, 0.99, 0.98, 0.95, 0.90};
+constexpr std::array<double, 4> list_rungs = {0.995, 0.99, 0.98, 0.95};
+constexpr auto last_layer_rung = static_cast<std::int8_t>(layer_rungs.size());
+constexpr auto last_list_rung = static_cast<std::int8_t>(list_rungs.size());
 
 /// Smaller gains aren't worth a change: the windows are few.
 constexpr double least_gain = 0.002;
 /// What a guess may spend of the wanted divergence for the search to begin there, and how many are tried.
 constexpr double begin_within = 0.6;
 constexpr int most_guesses = 6;
-/// What a step down the ladder harms and saves, as a share of the last step; of no more use than to guess.
+/// What a rung harms and saves, as a share of the last one; of no more use than to guess.
 constexpr std::array<double, 6> harm_shares = {0, 0.05, 0.1, 0.2, 0.45, 1};
 constexpr std::array<double, 6> saving_shares = {0, 0.2, 0.3, 0.45, 0.75, 1};
 /// How far above the wanted divergence single moves may go before they are repaired.
 constexpr double most_excess = 1.5;
 
-double share_of_harm(int step) {
-    return harm_shares[static_cast<std::size_t>(step)];
+double share_of_harm(int rung) {
+    return harm_shares[static_cast<std::size_t>(rung)];
 }
 
-double share_of_saving(int step) {
-    return saving_shares[static_cast<std::size_t>(step)];
+double share_of_saving(int rung) {
+    return saving_shares[static_cast<std::size_t>(rung)];
+}
+
+/// The rung that a step is on, the last one above it where it is on none.
+template <class Rungs, class Step>
+std::int8_t rung_of(const Rungs& rungs, std::int8_t step, const Step& step_at) {
+    std::int8_t rung = 0;
+    for (std::size_t i = 0; i < rungs.size() && step_at(rungs[i]) <= step; ++i) {
+        rung = static_cast<std::int8_t>(i + 1);
+    }
+    return rung;
 }
 
 std::string figures(const score& of) {
@@ -69,17 +82,20 @@ search::search(std::int32_t layers, const search_options& options, search_calls 
     seen_[now_] = at_; // nothing diverges, all of the work is done
 }
 
-std::int8_t search::step_of(const choice& of, coordinate at) const {
-    return at == lists() ? of.lists : of.steps[at];
+std::int8_t search::rung(const choice& of, coordinate at) const {
+    return at == lists() ? rung_of(list_rungs, of.lists.front(), list_step)
+                         : rung_of(layer_rungs, of.steps[at], layer_step);
 }
 
-std::int8_t search::last_step(coordinate at) const {
-    return at == lists() ? last_list_step : last_layer_step;
+std::int8_t search::last_rung(coordinate at) const {
+    return at == lists() ? last_list_rung : last_layer_rung;
 }
 
-choice search::with_step(const choice& of, coordinate at, std::int8_t step) const {
+choice search::with_rung(const choice& of, coordinate at, std::int8_t rung) const {
+    const auto place = static_cast<std::size_t>(std::max(rung - 1, 0));
+    if (at == lists()) return with_lists(of, rung == 0 ? std::int8_t{0} : list_step(list_rungs[place]));
     choice made = of;
-    (at == lists() ? made.lists : made.steps[at]) = step;
+    made.steps[at] = rung == 0 ? std::int8_t{0} : layer_step(layer_rungs[place]);
     return made;
 }
 
@@ -110,7 +126,7 @@ void search::accept(const choice& next, const score& measured, const char* how) 
 bool search::probe() {
     for (const std::int32_t layer : candidate_layers(layers_)) {
         const choice alone =
-            with_step(dense_choice(layers_), static_cast<coordinate>(layer), last_layer_step);
+            with_rung(dense_choice(layers_), static_cast<coordinate>(layer), last_layer_rung);
         const score* measured = measure(alone);
         if (measured == nullptr) return false;
         probes_.push_back({layer, *measured});
@@ -131,9 +147,9 @@ choice search::guess(double harm) const {
         const double work = guessed_work(made);
         for (const layer_probe& probe : probes_) {
             const auto at = static_cast<coordinate>(probe.layer);
-            const std::int8_t step = made.steps[at];
-            if (step == last_layer_step || std::find(kept_.begin(), kept_.end(), at) == kept_.end()) continue;
-            const choice next = with_step(made, at, static_cast<std::int8_t>(step + 1));
+            const std::int8_t step = rung(made, at);
+            if (step == last_layer_rung || std::find(kept_.begin(), kept_.end(), at) == kept_.end()) continue;
+            const choice next = with_rung(made, at, static_cast<std::int8_t>(step + 1));
             const double added = std::max(probe.measured.kl, options_.divergence * 1e-3) *
                                  (share_of_harm(step + 1) - share_of_harm(step));
             const double ratio = (work - guessed_work(next)) / added;
@@ -158,7 +174,7 @@ double search::guessed_work(const choice& of) const {
         if (probe != probes_.end() && probe->layer == layer) {
             const double after = static_cast<double>(layers_ - layer) / layers_;
             const double saved = std::clamp((1 - probe->measured.work.total) / after, 0.0, 1.0);
-            left *= 1 - saved * share_of_saving(of.steps[static_cast<std::size_t>(layer)]);
+            left *= 1 - saved * share_of_saving(rung(of, static_cast<coordinate>(layer)));
             ++probe;
         }
         sum += left;
@@ -204,12 +220,12 @@ bool search::descend() {
         // Expectations are old: they only say where to look first.
         for (std::size_t i = 0; i < open.size(); ++i) {
             if (best < open.size() && best_ratio >= open[i].expected) break;
-            const auto step = static_cast<std::int8_t>(step_of(now_, open[i].at) + 1);
-            if (step > last_step(open[i].at)) {
+            const auto step = static_cast<std::int8_t>(rung(now_, open[i].at) + 1);
+            if (step > last_rung(open[i].at)) {
                 open[i].expected = 0;
                 continue;
             }
-            const score* measured = measure(with_step(now_, open[i].at, step));
+            const score* measured = measure(with_rung(now_, open[i].at, step));
             if (measured == nullptr) return false;
             open[i].expected = measured->kl <= options_.divergence ? ratio(*measured) : 0;
             if (open[i].expected > best_ratio) {
@@ -219,7 +235,7 @@ bool search::descend() {
         }
         if (best == open.size()) break;
         const coordinate at = open[best].at;
-        const choice next = with_step(now_, at, static_cast<std::int8_t>(step_of(now_, at) + 1));
+        const choice next = with_rung(now_, at, static_cast<std::int8_t>(rung(now_, at) + 1));
         slope_ = best_ratio;
         accept(next, seen_.at(next), "down");
         // What doesn't fit now won't later: divergence only grows on the way down.
@@ -232,14 +248,14 @@ bool search::descend() {
 
 std::vector<choice> search::neighbours(coordinate at) const {
     std::vector<choice> made;
-    const std::int8_t step = step_of(now_, at);
-    if (step < last_step(at)) made.push_back(with_step(now_, at, static_cast<std::int8_t>(step + 1)));
-    if (step > 0) made.push_back(with_step(now_, at, static_cast<std::int8_t>(step - 1)));
+    const std::int8_t step = rung(now_, at);
+    if (step < last_rung(at)) made.push_back(with_rung(now_, at, static_cast<std::int8_t>(step + 1)));
+    if (step > 0) made.push_back(with_rung(now_, at, static_cast<std::int8_t>(step - 1)));
     if (at == lists() || step == 0) return made;
     for (const std::int32_t by : {-1, 1, -2, 2}) {
         const auto to = static_cast<std::int32_t>(at) + by;
         if (to < 0 || to >= layers_ - 1 || now_.steps[static_cast<std::size_t>(to)] != 0) continue;
-        made.push_back(with_step(with_step(now_, at, 0), static_cast<coordinate>(to), step));
+        made.push_back(with_rung(with_rung(now_, at, 0), static_cast<coordinate>(to), step));
     }
     return made;
 }
@@ -275,8 +291,8 @@ bool search::repair() {
         choice best = now_;
         double best_ratio = -1;
         for (coordinate at = 0; at <= lists(); ++at) {
-            if (step_of(now_, at) == 0) continue;
-            const choice next = with_step(now_, at, static_cast<std::int8_t>(step_of(now_, at) - 1));
+            if (rung(now_, at) == 0) continue;
+            const choice next = with_rung(now_, at, static_cast<std::int8_t>(rung(now_, at) - 1));
             const score* measured = measure(next);
             if (measured == nullptr) return false;
             const double mended = at_.kl - measured->kl;

@@ -72,9 +72,9 @@ class search {
     /// Coordinates are layers, and the lists after the last.
     using coordinate = std::size_t;
     coordinate lists() const { return static_cast<coordinate>(layers_); }
-    std::int8_t step_of(const choice& of, coordinate at) const;
-    std::int8_t last_step(coordinate at) const;
-    choice with_step(const choice& of, coordinate at, std::int8_t step) const;
+    std::int8_t rung(const choice& of, coordinate at) const;
+    std::int8_t last_rung(coordinate at) const;
+    choice with_rung(const choice& of, coordinate at, std::int8_t rung) const;
 
     const score* measure(const choice& one);
     void accept(const choice& next, const score& measured, const char* how);

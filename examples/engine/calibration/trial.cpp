@@ -3,111 +3,77 @@
 
 #include "engine/calibration/trial.hpp"
 
-#include "engine/app/quality.hpp"
-#include "engine/reading/reader.hpp"
-
 #include <algorithm>
-#include <numeric>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 namespace engine::calibration {
 
-namespace {
-
-planned_request planned(uniprefill::request_tag tag, const policy& under, std::int32_t first,
-                        const std::vector<std::int32_t>& tokens) {
-    planned_request request;
-    request.tag = tag;
-    request.first_position = first;
-    request.tokens = tokens;
-    request.options = request_under(under);
-    return request;
-}
-
-} // namespace
-
-trial::trial(const cpu_weights& weights, cpu_ops& ops, policy base, std::vector<window> windows,
-             const cost_model& cost, std::function<bool()> go_on, std::size_t memory)
-    : weights_(weights)
-    , ops_(ops)
-    , base_(std::move(base))
-    , windows_(std::move(windows))
+trial::trial(window_reader& reader, const cost_model& cost, std::function<bool()> go_on)
+    : reader_(reader)
     , cost_(cost)
-    , go_on_(std::move(go_on))
-    , memory_(memory)
-    , adopted_(dense_choice(weights.config().layers))
-    , trails_(windows_.size()) {}
+    , go_on_(std::move(go_on)) {}
 
-trial::pass trial::read(std::size_t window, const choice& chosen, trail* left) {
-    const auto& [begin, prompt, fed] = windows_[window];
-    const policy under = policy_of(chosen, base_);
-    const auto rows = static_cast<std::int32_t>(prompt.size());
-    const auto following = static_cast<std::int32_t>(fed.size());
-    session_options options = session_under(under);
-    options.max_step_rows = std::max(rows, following);
-    options.max_tokens = rows + following;
-    cpu_session session(weights_, ops_, options);
-    session.admit(0);
-
-    pass made;
-    {
-        planned_request whole = planned(uniprefill::request_tag::prefill, under, 0, prompt);
-        whole.span_ends = {rows};
-        whole.logits_rows = {rows - 1};
-        const step_plan plan({std::move(whole)});
-        cpu_machine machine(session, plan);
-        if (left != nullptr) machine.record_into(*left);
-        // The latest layer at which the adopted choice's trail can be joined.
-        std::int32_t start = std::min(first_difference(chosen, adopted_), weights_.config().layers - 1);
-        while (start > 0 && !trails_[window].begins_at(start)) {
-            --start;
+/// work(window, worker) for each window, none twice. What it throws is thrown on. @return whether none was
+/// left out
+template <class Work>
+bool trial::for_each_window(const Work& work) {
+    std::atomic<std::size_t> next{0};
+    std::atomic<bool> stopped{false};
+    std::exception_ptr failure;
+    std::mutex failing;
+    const auto run = [&](std::int32_t worker) {
+        try {
+            for (std::size_t window = next++; window < reader_.windows(); window = next++) {
+                if (stopped || !go_on_()) {
+                    stopped = true;
+                    return;
+                }
+                work(window, worker);
+            }
+        } catch (...) {
+            stopped = true;
+            const std::lock_guard<std::mutex> lock(failing);
+            if (!failure) failure = std::current_exception();
         }
-        if (start > 0) machine.begin_at(start, trails_[window]);
-        layers_replayed_ += start;
-        layers_run_ += weights_.config().layers - start;
-        machine.run();
-        made.logits = machine.logits();
-        made.layers = machine.layers();
+    };
+    const auto most = static_cast<std::int32_t>(reader_.windows());
+    const std::int32_t workers = std::max(std::min(reader_.workers(), most), 1);
+    std::vector<std::thread> others;
+    for (std::int32_t worker = 1; worker < workers; ++worker) {
+        others.emplace_back(run, worker);
     }
-    planned_request rest = planned(uniprefill::request_tag::verify, under, rows, fed);
-    rest.logits_rows.resize(fed.size());
-    std::iota(rest.logits_rows.begin(), rest.logits_rows.end(), 0);
-    const step_plan plan({std::move(rest)});
-    cpu_machine machine(session, plan);
-    machine.run();
-    made.logits.insert(made.logits.end(), machine.logits().begin(), machine.logits().end());
-    return made;
+    run(0);
+    for (std::thread& other : others) {
+        other.join();
+    }
+    if (failure) std::rethrow_exception(failure);
+    return !stopped;
 }
 
 bool trial::read_dense(const std::vector<bool>& layers) {
-    const choice dense = dense_choice(weights_.config().layers);
-    for (std::size_t window = 0; window < windows_.size(); ++window) {
-        if (!go_on_()) return false;
-        trail left;
-        left.may_begin = layers;
-        dense_.push_back(read(window, dense, memory_used_ < memory_ ? &left : nullptr).logits);
-        trails_[window] = std::move(left);
-        memory_used_ += trails_[window].bytes();
-    }
-    return true;
+    return for_each_window(
+        [&](std::size_t window, std::int32_t worker) { reader_.read_dense(window, layers, worker); });
 }
 
 std::optional<score> trial::run(const choice& chosen) {
+    std::vector<window_reader::answer> answers(reader_.windows());
+    const bool whole = for_each_window([&](std::size_t window, std::int32_t worker) {
+        answers[window] = reader_.read(window, chosen, worker);
+    });
+    if (!whole) return std::nullopt;
     score made;
     made.work = {0, 0, 0, 0};
-    const auto count = static_cast<double>(windows_.size());
-    for (std::size_t window = 0; window < windows_.size(); ++window) {
-        if (!go_on_()) return std::nullopt;
-        const pass came = read(window, chosen, nullptr);
-        const auto& fed = windows_[window].fed;
-        const quality found =
-            compare_logits(dense_[window].data(), came.logits.data(),
-                           static_cast<std::int32_t>(fed.size()) + 1, weights_.config().vocab, fed);
-        const calibration::work took =
-            cost_.of(came.layers, static_cast<std::int32_t>(windows_[window].prompt.size()));
-        made.by_window.push_back(found.kl_mean);
-        made.kl += found.kl_mean / count;
-        made.kl_max = std::max(made.kl_max, found.kl_mean);
+    const auto count = static_cast<double>(answers.size());
+    for (std::size_t window = 0; window < answers.size(); ++window) {
+        const double kl = answers[window].kl;
+        const calibration::work took = cost_.of(answers[window].layers, reader_.prompt_tokens(window));
+        made.by_window.push_back(kl);
+        made.kl += kl / count;
+        made.kl_max = std::max(made.kl_max, kl);
         made.work.lin += took.lin / count;
         made.work.att += took.att / count;
         made.work.looks += took.looks / count;
@@ -117,16 +83,9 @@ std::optional<score> trial::run(const choice& chosen) {
 }
 
 void trial::adopt(const choice& chosen, const std::vector<bool>& layers) {
-    if (chosen == adopted_) return;
-    for (std::size_t window = 0; window < windows_.size(); ++window) {
-        trail fresh;
-        fresh.may_begin = layers;
-        memory_used_ -= trails_[window].bytes();
-        if (memory_used_ < memory_ && go_on_()) static_cast<void>(read(window, chosen, &fresh));
-        trails_[window] = std::move(fresh);
-        memory_used_ += trails_[window].bytes();
-    }
-    adopted_ = chosen;
+    // Where there is no time left, runs that nobody will ask for begin where they would have.
+    static_cast<void>(for_each_window(
+        [&](std::size_t window, std::int32_t worker) { reader_.adopt(window, chosen, layers, worker); }));
 }
 
 } // namespace engine::calibration

@@ -4,8 +4,7 @@
 
 #include "engine/calibration/choice.hpp"
 #include "engine/calibration/cost.hpp"
-#include "engine/calibration/windows.hpp"
-#include "engine/model/machine.hpp"
+#include "engine/calibration/window_reader.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -23,15 +22,12 @@ struct score {
     calibration::work work;
 };
 
-/// Runs choices on windows. The dense answers are read once; what a choice has in common with the one that
-/// was adopted last isn't run again.
+/// Runs choices on all windows of a reader, as many at once as it has workers. What a score is doesn't depend
+/// on how many these are.
 class trial {
   public:
-    /// @param go_on   asked before each run of a window; false: stop
-    /// @param memory  bytes that the trails of the adopted choice may take; windows beyond it run from the
-    ///                beginning
-    trial(const cpu_weights& weights, cpu_ops& ops, policy base, std::vector<window> windows,
-          const cost_model& cost, std::function<bool()> go_on, std::size_t memory);
+    /// @param go_on  asked before each run of a window, on any of the workers' threads; false: stop
+    trial(window_reader& reader, const cost_model& cost, std::function<bool()> go_on);
 
     /// The dense run of each window, which is the choice adopted then; @p layers as in adopt().
     /// @return whether it came to the end
@@ -42,29 +38,13 @@ class trial {
     /// Choices run from here on are expected to differ from @p chosen in few layers, at those of @p layers.
     void adopt(const choice& chosen, const std::vector<bool>& layers);
 
-    std::int64_t layers_run() const { return layers_run_; }
-    std::int64_t layers_replayed() const { return layers_replayed_; }
-
   private:
-    struct pass {
-        std::vector<float> logits; ///< [1 + fed, vocab]
-        std::vector<layer_record> layers;
-    };
-    pass read(std::size_t window, const choice& chosen, trail* left);
+    template <class Work>
+    bool for_each_window(const Work& work);
 
-    const cpu_weights& weights_;
-    cpu_ops& ops_;
-    policy base_;
-    std::vector<window> windows_;
+    window_reader& reader_;
     cost_model cost_;
     std::function<bool()> go_on_;
-    std::size_t memory_;
-    std::size_t memory_used_ = 0;
-    std::vector<std::vector<float>> dense_; ///< logits by window
-    choice adopted_;
-    std::vector<trail> trails_; ///< of the adopted choice, by window
-    std::int64_t layers_run_ = 0;
-    std::int64_t layers_replayed_ = 0;
 };
 
 } // namespace engine::calibration

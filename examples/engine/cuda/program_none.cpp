@@ -22,4 +22,9 @@ void run_cuda_prefill(const options&) {
     refuse();
 }
 
+std::unique_ptr<calibration::window_reader> cuda_window_reader(const prompt_model&, const policy&,
+                                                               std::vector<calibration::window>) {
+    refuse();
+}
+
 } // namespace engine

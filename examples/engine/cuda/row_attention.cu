@@ -6,6 +6,7 @@
 #include "engine/cuda/runtime.hpp"
 
 #include <uniprefill/attend/attention.cuh>
+#include <uniprefill/attend/decode.cuh>
 #include <uniprefill/core/exceptions.hpp>
 
 #include <cstddef>
@@ -21,11 +22,15 @@ template <std::int32_t HeadDim>
 class row_attention_of final : public row_attention {
   public:
     explicit row_attention_of(const uniprefill::limits& bounds)
-        : attention_(bounds, current_device()) {
+        : attention_(bounds, current_device())
+        , decoding_(of_one_row(bounds), current_device()) {
         throw_if_failed(attention_.check());
         throw_if_failed(attention_.template prepare<bfloat16>());
         throw_if_failed(attention_.template prepare<bfloat16, cache>());
         memory_ = device_array<std::byte>(attention_.workspace_bytes());
+        throw_if_failed(decoding_.check());
+        throw_if_failed(decoding_.template prepare<bfloat16, cache>());
+        decoding_memory_ = device_array<std::byte>(decoding_.workspace_bytes());
     }
 
     void run(const attention_call& call, cudaStream_t on) override {
@@ -35,7 +40,15 @@ class row_attention_of final : public row_attention {
         }
         const std::int64_t row = std::int64_t{attention_.bounds().num_kv_heads} * HeadDim;
         // One request: the distance to the next one's keys is never used.
-        attend(call, cache{call.cached_k, 0, row, HeadDim}, cache{call.cached_v, 0, row, HeadDim}, on);
+        const cache k{call.cached_k, 0, row, HeadDim};
+        const cache v{call.cached_v, 0, row, HeadDim};
+        if (call.decode_len == nullptr) return attend(call, k, v, on);
+        uniprefill::decode_rows rows;
+        rows.space = uniprefill::memory_space::device;
+        rows.num_rows = 1;
+        rows.lens = call.decode_len;
+        throw_if_failed(decoding_.run(call.queries, k, v, {}, rows, call.out, nullptr,
+                                      {decoding_memory_.data(), decoding_memory_.bytes()}, on));
     }
 
   private:
@@ -56,10 +69,17 @@ class row_attention_of final : public row_attention {
         throw_if_failed(uniprefill::cuda_device::current(device));
         return device;
     }
+    static uniprefill::limits of_one_row(uniprefill::limits bounds) {
+        bounds.max_rows = 1;
+        bounds.max_segments = 1;
+        return bounds;
+    }
 
     uniprefill::prefill_attention<uniprefill::attention_policy<64, HeadDim>, uniprefill::backend::cuda>
         attention_;
+    uniprefill::decode_attention<uniprefill::decode_policy<HeadDim>, uniprefill::backend::cuda> decoding_;
     device_array<std::byte> memory_;
+    device_array<std::byte> decoding_memory_;
 };
 
 } // namespace

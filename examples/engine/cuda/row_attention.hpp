@@ -28,6 +28,9 @@ struct attention_call {
     std::int32_t window = 0;            ///< original positions that a query sees; 0: all before
     const bfloat16* cached_k = nullptr; ///< [tokens, KV heads, head_dim], dense; null: nothing cached
     const bfloat16* cached_v = nullptr;
+    /// Not null: one query row over a cache that holds its own token too, and [1] tokens of it in device
+    /// memory. The library's decode attention; nothing but queries, cache and `out` is looked at then.
+    const std::int32_t* decode_len = nullptr;
     uniprefill::head_rows<bfloat16> out; ///< rows as the queries'
 };
 

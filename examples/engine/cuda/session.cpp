@@ -60,7 +60,9 @@ session::session(const cuda_model& model, session_options options)
     , linear_elements_(linear_channels_ + pattern_.linear_v_heads * (gated_delta_call::head_dim + 2))
     , capacity_(options_.prompt + options_.following)
     , prompt_tokens_(static_cast<std::size_t>(options_.prompt))
-    , counts_(options_.selecting.size() + 1)
+    , counts_(static_cast<std::size_t>(config_.layers))
+    , counted_pairs_(static_cast<std::size_t>(config_.layers))
+    , counted_lengths_(static_cast<std::size_t>(config_.layers))
     , likeliest_(static_cast<std::size_t>(std::max(options_.following, 1))) {
     if (options_.prompt < 1 || options_.following < 1) {
         throw error("prompt", "at least one token, and room for one after it",
@@ -70,15 +72,10 @@ session::session(const cuda_model& model, session_options options)
     if (options_.counts == counts_kind::budget && spans > 1) {
         throw error("--counts", "read where a prompt has several spans", "budget");
     }
-    for (const auto& one : options_.selecting) {
-        if (options_.counts == counts_kind::budget && one.rule.exact_rows() == 0) {
-            throw error("--counts", "read where a layer's rule has no fixed budget", "budget");
-        }
-        if (pattern_.kind(one.layer) != layer_kind::full) {
-            throw error("selecting layers", "such with full attention", std::to_string(one.layer));
-        }
-        decisions_.push_back(one.layer);
+    if (options_.row_multiple < 1) {
+        throw error("rows of products", "a multiple of at least 1", std::to_string(options_.row_multiple));
     }
+    check_rules(options_.selecting);
 
     uniprefill::limits bounds;
     bounds.max_requests = 1;
@@ -90,8 +87,10 @@ session::session(const cuda_model& model, session_options options)
     bounds.head_dim = config_.head_dim;
     bounds.block_rows = options_.block_rows;
     bounds.num_observations = options_.num_observations;
+    bounds_ = bounds;
     if (!options_.selecting.empty() || options_.lists) {
-        sparsity_ = make_sparsity({bounds, options_.selecting, options_.lists, options_.lists_by_kv_head});
+        sparsity_ = make_sparsity(
+            {bounds_, options_.selecting, options_.lists, options_.list_rules, options_.lists_by_kv_head});
     }
     bounds.max_rows = most_rows_;
     bounds.max_cached_tokens = capacity_;
@@ -132,10 +131,12 @@ session::session(const cuda_model& model, session_options options)
     lengths_ = zeros<std::int32_t>(layers);
     entered_ = zeros<std::int32_t>(layers);
     prompt_lengths_ = zeros<std::int32_t>(layers);
+    ones_ = uploaded(std::vector<std::int32_t>(layers, 1));
+    decode_lengths_ = zeros<std::int32_t>(layers);
+    pair_counts_ = zeros<pair_count>(layers);
     best_ = zeros<std::int32_t>(static_cast<std::size_t>(options_.following));
-    outcomes_ =
-        zeros<uniprefill::segment_outcome>(count_of(static_cast<std::int64_t>(decisions_.size()), spans));
-    saved_before_.resize(decisions_.size() + 1);
+    outcomes_ = zeros<uniprefill::segment_outcome>(count_of(config_.layers, spans));
+    note_decisions();
     if (options_.time_layers) {
         if (options_.counts != counts_kind::read)
             throw error("time of layers", "counts that are read", "others");
@@ -143,6 +144,55 @@ session::session(const cuda_model& model, session_options options)
     }
     prepare_prompt();
     check(cudaDeviceSynchronize(), "memory");
+}
+
+void session::check_rules(
+    const std::vector<uniprefill::selecting_layer<uniprefill::selection_rule>>& all) const {
+    for (const auto& one : all) {
+        if (options_.counts == counts_kind::budget && one.rule.exact_rows() == 0) {
+            throw error("--counts", "read where a layer's rule has no fixed budget", "budget");
+        }
+        if (pattern_.kind(one.layer) != layer_kind::full) {
+            throw error("selecting layers", "such with full attention", std::to_string(one.layer));
+        }
+    }
+}
+
+void session::note_decisions() {
+    decisions_.clear();
+    for (const auto& one : options_.selecting) {
+        decisions_.push_back(one.layer);
+    }
+    saved_before_.assign(decisions_.size() + 1, {});
+}
+
+void session::change(std::vector<uniprefill::selecting_layer<uniprefill::selection_rule>> selecting,
+                     const std::optional<uniprefill::list_options<>>& lists, engine::list_rules rules,
+                     const uniprefill::request_options& request) {
+    if (options_.counts != counts_kind::read) {
+        throw error("a session whose policy changes", "counts that are read", name_of(options_.counts));
+    }
+    check_rules(selecting);
+    stream_.wait();
+    if (sparsity_) {
+        sparsity_->change(selecting, lists, rules);
+    } else if (!selecting.empty() || lists) {
+        sparsity_ = make_sparsity({bounds_, selecting, lists, rules, options_.lists_by_kv_head});
+    }
+    options_.selecting = std::move(selecting);
+    options_.lists = lists;
+    options_.list_rules = std::move(rules);
+    options_.request = request;
+    prompt_.options.set({request});
+    note_decisions();
+}
+
+void session::leave_trail(device_trail* left) {
+    if (left != nullptr && (pattern_.period > 1 || options_.counts != counts_kind::read)) {
+        throw error("trail", "a model whose layers all read every key, and counts that are read", "another");
+    }
+    left_ = left;
+    if (left_ != nullptr) left_->stops.resize(static_cast<std::size_t>(config_.layers));
 }
 
 void session::make_linear() {
@@ -215,6 +265,11 @@ bool session::dropped_before(std::int32_t layer) const {
     return !decisions_.empty() && decisions_.front() < layer;
 }
 
+/// Whether heads of a prompt's queries read block lists.
+bool session::listed(std::int32_t layer) const {
+    return of_prompt_ && sparsity_ && sparsity_->lists_at(layer) && pattern_.kind(layer) == layer_kind::full;
+}
+
 void session::mark(stage done) {
     if (by_stage_) clock_.mark(done, stream_);
 }
@@ -239,13 +294,22 @@ bfloat16* session::cache(const device_array<bfloat16>& all, std::int32_t layer) 
 // ---------------------------------------------------------------------------------------------------------------------
 // The forward pass, kernel by kernel.
 
+void session::start_counts() {
+    check(cudaMemsetAsync(lengths_.data(), 0, lengths_.bytes(), stream_), "lengths");
+    if (!counts()) return;
+    const auto layers = static_cast<std::size_t>(config_.layers);
+    facts_.assign(layers, {});
+    lists_read_.assign(layers, 1);
+    check(cudaMemsetAsync(pair_counts_.data(), 0, pair_counts_.bytes(), stream_), "counts");
+}
+
 void session::start_prompt() {
     of_prompt_ = true;
     rows_ = options_.prompt;
     check(cudaMemcpyAsync(prompt_.tokens.data(), prompt_tokens_.data(), prompt_.tokens.bytes(),
                           cudaMemcpyHostToDevice, stream_),
           "copy to the device");
-    check(cudaMemsetAsync(lengths_.data(), 0, lengths_.bytes(), stream_), "lengths");
+    start_counts();
     if (sparsity_) sparsity_->begin(prompt_.view, stream_);
     embed(model_.embedding().weights.data(), config_.vocab, prompt_.tokens.data(), rows_, config_.hidden,
           hidden_.data(), stream_);
@@ -256,6 +320,7 @@ void session::enter(std::int32_t layer) {
     const layer_weights& weights = model_.layers()[static_cast<std::size_t>(layer)];
     const uniprefill::batch_view rows = alive();
     if (of_prompt_) rows_in_[static_cast<std::size_t>(layer)] = rows_;
+    if (of_prompt_ && left_ != nullptr) leave_stop(layer);
     rms_norm(hidden_.data(), weights.attention_norm.data(), config_.rms_epsilon, rows_, config_.hidden,
              nullptr, normed_.data(), stream_);
     mark(stage::rest);
@@ -324,7 +389,13 @@ void session::decide(std::int32_t layer) {
     before_ = sparsity_->rows();
     sparsity_->look(layer, queries(bound), keys, kept_bound, stream_);
     if (decides) {
-        const std::size_t spans = outcomes_.size() / decisions_.size();
+        const std::size_t spans = outcomes_.size() / static_cast<std::size_t>(config_.layers);
+        if (left_ != nullptr) {
+            device_trail::stop& into = left_->stops[static_cast<std::size_t>(layer)];
+            const std::size_t bytes = sparsity_->decision_bytes();
+            if (into.memory.size() < bytes) into.memory = device_array<std::byte>(bytes);
+            into.decided = sparsity_->keep_decision(into.memory.data(), stream_);
+        }
         check(cudaMemcpyAsync(outcomes_.data() + decision * spans, sparsity_->decided().outcomes,
                               spans * sizeof(uniprefill::segment_outcome), cudaMemcpyDeviceToDevice, stream_),
               "outcomes");
@@ -349,7 +420,6 @@ std::int32_t session::budget_after(std::size_t decision, std::int32_t rows) cons
 void session::attend(std::int32_t layer) {
     const bool windowed = pattern_.kind(layer) == layer_kind::window;
     const bool here = selects(layer);
-    const bool listed = of_prompt_ && sparsity_ && options_.lists.has_value() && !windowed;
     const std::int32_t key_rows = here ? rows_before_ : rows_;
     bfloat16* const k = cache(k_, layer);
     bfloat16* const v = cache(v_, layer);
@@ -369,11 +439,6 @@ void session::attend(std::int32_t layer) {
     }
     call.window = windowed ? pattern_.window : 0;
     const bool baseline = dense_attention_ && (!windowed || (windows_by_cudnn_ && !dropped_before(layer)));
-    if (of_prompt_ && !here && !listed && baseline) {
-        dense_attention_->run(call.queries, call.keys, call.values, call.out, call.window, stream_);
-        if (recording_) record_layer(call);
-        return;
-    }
     call.batch = here ? before_ : alive();
     call.batch.num_rows = key_rows;
     call.batch.cached_lens = of_prompt_ ? nullptr : lengths_.data() + layer;
@@ -385,9 +450,14 @@ void session::attend(std::int32_t layer) {
         call.kept =
             uniprefill::selection::keep_all(1, call.batch.num_segments, key_rows, memory_space::device);
     }
-    if (listed) call.lists = sparsity_->lists();
-    row_attention_->run(call, stream_);
-    if (recording_ && of_prompt_) record_layer(call);
+    if (listed(layer)) call.lists = sparsity_->lists();
+    if (!of_prompt_ && rows_ == 1) call.decode_len = decode_lengths_.data() + layer;
+    if (of_prompt_ && !here && !listed(layer) && baseline) {
+        dense_attention_->run(call.queries, call.keys, call.values, call.out, call.window, stream_);
+    } else {
+        row_attention_->run(call, stream_);
+    }
+    if (of_prompt_ && counts()) count_layer(layer, call);
 }
 
 /// The gated delta rule, over the rows that are alive.
@@ -442,82 +512,49 @@ void session::add_to_hidden(const matrix& weights, const bfloat16* x, const devi
     mark(stage::rest);
 }
 
-/// What a layer of a prompt read. Waits: only for runs that nobody times.
-void session::record_layer(const attention_call& call) {
-    const auto fetch = [&](const std::int32_t* from, std::int32_t count) {
-        std::vector<std::int32_t> values(static_cast<std::size_t>(count));
-        copy_back(values.data(), from, values.size() * sizeof(std::int32_t), stream_);
-        stream_.wait();
-        return values;
-    };
-    layer_facts facts;
-    facts.rows_in = call.keys.num_rows;
-    facts.rows_kept = call.queries.num_rows;
-    std::vector<std::int32_t> queries(static_cast<std::size_t>(facts.rows_kept));
-    std::iota(queries.begin(), queries.end(), 0);
-    if (call.batch.num_rows > 0 && !call.kept.identity) {
-        queries = fetch(call.kept.kept_to_old, facts.rows_kept);
-        facts.kept_to_old = queries;
-    }
+/// What a layer of a prompt reads, added up on the device.
+void session::count_layer(std::int32_t layer, const attention_call& call) {
+    const uniprefill::batch_view& batch = call.batch;
+    pair_count_call counted;
+    counted.rows = call.queries.num_rows;
+    counted.alive = (call.kept.identity ? batch.cu_seqlens : call.kept.cu_seqlens) + batch.num_requests;
+    counted.kept_to_old = call.kept.identity ? nullptr : call.kept.kept_to_old;
+    counted.positions = batch.positions;
+    counted.window = call.window;
     if (call.lists.offsets != nullptr) {
-        facts.pairs = listed_pairs(call, queries);
-    } else {
-        for (const std::int32_t row : queries) {
-            facts.pairs += row + 1;
-        }
+        counted.bounds = batch.cu_segments != nullptr ? batch.cu_segments : batch.cu_seqlens;
+        counted.segments = batch.num_segments;
+        counted.offsets = call.lists.offsets;
+        counted.blocks = call.lists.blocks;
+        counted.heads = call.lists.num_heads;
+        counted.block_rows = call.lists.block_rows;
+        counted.window = call.lists.window;
+        lists_read_[static_cast<std::size_t>(layer)] = counted.heads;
     }
-    facts_.push_back(std::move(facts));
+    count_pairs(counted, pair_counts_.data() + layer, stream_);
+    if (!recording_ || call.kept.identity) return;
+    std::vector<std::int32_t>& kept = facts_[static_cast<std::size_t>(layer)].kept_to_old;
+    kept.resize(static_cast<std::size_t>(counted.rows));
+    copy_back(kept.data(), counted.kept_to_old, kept.size() * sizeof(std::int32_t), stream_);
+    stream_.wait();
+    kept.erase(std::find(kept.begin(), kept.end(), -1), kept.end()); // rows that pad
 }
 
-/// Pairs of these query rows under block lists, by the words of block_lists.hpp.
-std::int64_t session::listed_pairs(const attention_call& call,
-                                   const std::vector<std::int32_t>& queries) const {
-    const auto fetch = [&](auto& values, const void* from) {
-        copy_back(values.data(), from, values.size() * sizeof(values[0]), stream_);
-        stream_.wait();
-    };
-    const uniprefill::block_lists& lists = call.lists;
-    const std::int32_t segments = call.batch.num_segments;
-    std::vector<std::int32_t> positions(static_cast<std::size_t>(call.keys.num_rows));
-    std::vector<std::int32_t> bounds(static_cast<std::size_t>(segments) + 1);
-    std::vector<std::int64_t> offsets(count_of(segments, lists.num_heads) + 1);
-    fetch(positions, call.batch.positions);
-    fetch(bounds, call.batch.cu_segments != nullptr ? call.batch.cu_segments : call.batch.cu_seqlens);
-    fetch(offsets, lists.offsets);
-    std::vector<std::int32_t> blocks(static_cast<std::size_t>(offsets.back()));
-    fetch(blocks, lists.blocks);
-    std::int64_t pairs = 0;
-    auto query = queries.begin();
-    for (std::int32_t s = 0; s < segments; ++s) {
-        const std::int32_t first = bounds[static_cast<std::size_t>(s)];
-        const std::int32_t end = bounds[static_cast<std::size_t>(s) + 1];
-        const auto stop = std::lower_bound(query, queries.end(), end);
-        for (std::int32_t head = 0; head < lists.num_heads; ++head) {
-            std::vector<std::int64_t> listed(static_cast<std::size_t>(end - first) +
-                                             1); // listed rows before each
-            const std::size_t list = count_of(s, lists.num_heads) + static_cast<std::size_t>(head);
-            for (std::int64_t i = offsets[list]; i < offsets[list + 1]; ++i) {
-                const std::int32_t begin = blocks[static_cast<std::size_t>(i)] * lists.block_rows;
-                for (std::int32_t row = begin; row < std::min(begin + lists.block_rows, end - first); ++row) {
-                    listed[static_cast<std::size_t>(row) + 1] = 1;
-                }
-            }
-            std::partial_sum(listed.begin(), listed.end(), listed.begin());
-            std::int32_t nearest = first; // the first row inside the query's window
-            for (auto at = query; at != stop; ++at) {
-                const std::int32_t row = *at;
-                const std::int32_t oldest = positions[static_cast<std::size_t>(row)] - lists.window + 1;
-                while (nearest <= row && positions[static_cast<std::size_t>(nearest)] < oldest) {
-                    ++nearest;
-                }
-                const std::int32_t window = (nearest - first) / lists.block_rows * lists.block_rows;
-                const std::int32_t from = nearest > row ? row + 1 - first : window;
-                pairs += first + listed[static_cast<std::size_t>(from)] + (row - first + 1 - from);
-            }
+/// Once a prompt has come to its end.
+void session::collect_facts(std::int32_t first) {
+    for (std::int32_t layer = first; layer < config_.layers; ++layer) {
+        const auto at = static_cast<std::size_t>(layer);
+        layer_facts& facts = facts_[at];
+        if (pattern_.kind(layer) == layer_kind::linear) {
+            facts.rows_in = rows_in_[at];
+            facts.rows_kept = rows_kept_[at];
+            continue;
         }
-        query = stop;
+        facts.rows_in = counted_lengths_[at];
+        facts.rows_kept = static_cast<std::int32_t>(counted_pairs_[at].queries);
+        facts.pairs = static_cast<std::int64_t>(counted_pairs_[at].pairs) / lists_read_[at];
+        facts.looked = pattern_.kind(layer) == layer_kind::full && sparsity_ && sparsity_->looks(layer);
     }
-    return pairs / lists.num_heads;
 }
 
 /// Attention of the rows that go on, output projection and MLP.
@@ -565,6 +602,11 @@ void session::put_stretch(std::size_t index) {
         layer = decisions_[index - 1];
         finish(layer++);
     }
+    put_layers(layer, index);
+}
+
+/// A stretch from the entry of a layer to its end.
+void session::put_layers(std::int32_t layer, std::size_t index) {
     const std::int32_t end = index < decisions_.size() ? decisions_[index] : config_.layers;
     for (; layer < end; ++layer) {
         enter(layer);
@@ -623,19 +665,26 @@ void session::read_count(std::size_t decision) {
         throw error("rows after layer " + std::to_string(decisions_[decision]),
                     "1 to " + std::to_string(rows_before_), std::to_string(count));
     }
-    rows_ = count;
-    if (options_.counts == counts_kind::buckets) {
-        const std::int64_t multiple = options_.bucket_rows;
-        rows_ = static_cast<std::int32_t>(
-            std::min<std::int64_t>((count + multiple - 1) / multiple * multiple, rows_before_));
-    }
+    const std::int64_t multiple =
+        options_.counts == counts_kind::buckets ? options_.bucket_rows : options_.row_multiple;
+    rows_ = static_cast<std::int32_t>(
+        std::min<std::int64_t>((count + multiple - 1) / multiple * multiple, rows_before_));
 }
 
-void session::run_by_counts(bool as_graphs) {
+void session::run_by_counts(bool as_graphs, const device_trail* from, std::int32_t first) {
     rows_ = rows_before_ = options_.prompt;
-    for (std::size_t index = 0; index <= decisions_.size(); ++index) {
+    const auto begin =
+        from == nullptr ? decisions_.begin() : std::lower_bound(decisions_.begin(), decisions_.end(), first);
+    if (from != nullptr) begin_at(*from, first);
+    for (auto index = static_cast<std::size_t>(begin - decisions_.begin()); index <= decisions_.size();
+         ++index) {
         const std::int32_t entering = rows_;
-        run_stretch(index, as_graphs);
+        if (from != nullptr) {
+            put_layers(first, index);
+            from = nullptr;
+        } else {
+            run_stretch(index, as_graphs);
+        }
         if (index == decisions_.size()) break;
         rows_before_ = entering;
         if (options_.counts == counts_kind::budget) {
@@ -646,13 +695,13 @@ void session::run_by_counts(bool as_graphs) {
     }
 }
 
-void session::run_prefill(bool by_stage) {
+void session::run_prefill(bool by_stage, const device_trail* from, std::int32_t first) {
     by_stage_ = by_stage;
     if (by_stage) clock_.start(stream_);
     const bool plain =
         options_.counts == counts_kind::read || (options_.counts == counts_kind::budget && !warm_);
-    if (by_stage || recording_ || plain) {
-        run_by_counts(false);
+    if (by_stage || counts() || plain) {
+        run_by_counts(false, from, first);
     } else if (options_.counts == counts_kind::buckets) {
         run_by_counts(true);
     } else {
@@ -661,7 +710,8 @@ void session::run_prefill(bool by_stage) {
     by_stage_ = false;
 }
 
-const prefill_times& session::time_prefill(const std::vector<std::int32_t>& tokens, bool by_stage) {
+const prefill_times& session::time_prefill(const std::vector<std::int32_t>& tokens, bool by_stage,
+                                           const device_trail* from, std::int32_t first) {
     if (tokens.size() != prompt_tokens_.size()) {
         throw error("prompt", std::to_string(prompt_tokens_.size()) + " tokens",
                     std::to_string(tokens.size()));
@@ -678,18 +728,29 @@ const prefill_times& session::time_prefill(const std::vector<std::int32_t>& toke
     facts_.clear();
     times_ = {};
     // Recording is not part of a prefill that users wait for.
-    if (!by_stage && !recording_ && warm_ && options_.counts == counts_kind::budget && !whole_) {
+    if (!by_stage && !counts() && warm_ && options_.counts == counts_kind::budget && !whole_) {
         whole_ = graph(stream_, [&] { run_by_counts(false); });
     }
     const auto begin = std::chrono::steady_clock::now();
     started_.record(stream_);
-    run_prefill(by_stage);
+    run_prefill(by_stage, from, first);
     stopped_.record(stream_);
+    if (counts()) {
+        copy_back(counted_pairs_.data(), pair_counts_.data(), pair_counts_.bytes(), stream_);
+        copy_back(counted_lengths_.data(), lengths_.data(), lengths_.bytes(), stream_);
+    }
+    if (left_ != nullptr) leave_caches();
     stream_.wait();
     const auto end = std::chrono::steady_clock::now();
     times_.wall_ms = std::chrono::duration<double, std::milli>(end - begin).count();
     times_.device_ms = static_cast<double>(stopped_.since(started_));
     warm_ = true;
+    if (counts()) collect_facts(first);
+    if (left_ != nullptr && counts()) {
+        for (std::size_t layer = 0; layer < facts_.size(); ++layer) {
+            left_->stops[layer].facts = facts_[layer];
+        }
+    }
     of_prompt_ = true;
     logits_rows_ = 1;
     fed_ = options_.prompt;
@@ -705,6 +766,79 @@ const prefill_times& session::prefill(const std::vector<std::int32_t>& tokens) {
 
 const prefill_times& session::prefill_by_stage(const std::vector<std::int32_t>& tokens) {
     return time_prefill(tokens, true);
+}
+
+const prefill_times& session::prefill_from(const device_trail& from, std::int32_t first,
+                                           const std::vector<std::int32_t>& tokens) {
+    const bool fits = from.begins_at(first) &&
+                      from.entered.size() == static_cast<std::size_t>(config_.layers) &&
+                      from.k.size() == count_of(std::int64_t{config_.layers} * options_.prompt, kv_elements_);
+    if (!fits || options_.counts != counts_kind::read || (left_ != nullptr && left_ != &from)) {
+        throw error("trail", "one that begins at layer " + std::to_string(first), "another");
+    }
+    return time_prefill(tokens, false, &from, first);
+}
+
+/// Everything that the layers before @p first left.
+void session::begin_at(const device_trail& from, std::int32_t first) {
+    const auto copy = [&](void* to, const void* source, std::size_t bytes) {
+        check(cudaMemcpyAsync(to, source, bytes, cudaMemcpyDeviceToDevice, stream_), "trail");
+    };
+    start_counts();
+    if (sparsity_) sparsity_->begin(prompt_.view, stream_);
+    for (std::int32_t layer = 0; layer < first; ++layer) {
+        const auto at = static_cast<std::size_t>(layer);
+        const device_trail::stop& left = from.stops[at];
+        if (!left.decided.identity) sparsity_->replay(left.decided, stream_);
+        rows_in_[at] = left.rows;
+        rows_kept_[at] = from.stops[at + 1].rows;
+        if (counts()) facts_[at] = left.facts;
+    }
+    const device_trail::stop& there = from.stops[static_cast<std::size_t>(first)];
+    rows_ = rows_before_ = there.rows;
+    copy(hidden_.data(), there.hidden.data(), count_of(rows_, config_.hidden) * sizeof(float));
+    copy(entered_.data(), from.entered.data(), static_cast<std::size_t>(first) * sizeof(std::int32_t));
+    const std::size_t stretch = count_of(options_.prompt, kv_elements_) * sizeof(bfloat16);
+    const std::size_t apart = count_of(capacity_, kv_elements_) * sizeof(bfloat16);
+    for (const auto& [to, source] : {std::pair{&k_, &from.k}, std::pair{&v_, &from.v}}) {
+        check(cudaMemcpy2DAsync(to->data(), apart, source->data(), stretch, stretch,
+                                static_cast<std::size_t>(first), cudaMemcpyDeviceToDevice, stream_),
+              "trail");
+    }
+}
+
+/// Of rows that are about to enter a layer.
+void session::leave_stop(std::int32_t layer) {
+    device_trail::stop& into = left_->stops[static_cast<std::size_t>(layer)];
+    into.rows = rows_;
+    into.decided = {};
+    into.begins = left_->may_begin.empty() || left_->may_begin[static_cast<std::size_t>(layer)];
+    if (!into.begins) return;
+    const std::size_t most = count_of(options_.prompt, config_.hidden);
+    if (into.hidden.size() < most) into.hidden = device_array<float>(most);
+    check(cudaMemcpyAsync(into.hidden.data(), hidden_.data(), count_of(rows_, config_.hidden) * sizeof(float),
+                          cudaMemcpyDeviceToDevice, stream_),
+          "trail");
+}
+
+/// Keys and values of a prompt, once all layers have written theirs.
+void session::leave_caches() {
+    const std::size_t all = count_of(std::int64_t{config_.layers} * options_.prompt, kv_elements_);
+    if (left_->k.size() != all) {
+        left_->k = device_array<bfloat16>(all);
+        left_->v = device_array<bfloat16>(all);
+        left_->entered = device_array<std::int32_t>(static_cast<std::size_t>(config_.layers));
+    }
+    const std::size_t stretch = count_of(options_.prompt, kv_elements_) * sizeof(bfloat16);
+    const std::size_t apart = count_of(capacity_, kv_elements_) * sizeof(bfloat16);
+    for (const auto& [to, source] : {std::pair{&left_->k, &k_}, std::pair{&left_->v, &v_}}) {
+        check(cudaMemcpy2DAsync(to->data(), stretch, source->data(), apart, stretch,
+                                static_cast<std::size_t>(config_.layers), cudaMemcpyDeviceToDevice, stream_),
+              "trail");
+    }
+    check(cudaMemcpyAsync(left_->entered.data(), entered_.data(), entered_.bytes(), cudaMemcpyDeviceToDevice,
+                          stream_),
+          "trail");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -734,6 +868,12 @@ void session::feed(const std::vector<std::int32_t>& tokens) {
 
     of_prompt_ = false;
     rows_ = rows;
+    if (rows == 1) { // the row reads its own token, too
+        check(cudaMemcpyAsync(decode_lengths_.data(), lengths_.data(), lengths_.bytes(),
+                              cudaMemcpyDeviceToDevice, stream_),
+              "lengths");
+        add_lengths(ones_.data(), config_.layers, decode_lengths_.data(), stream_);
+    }
     embed(model_.embedding().weights.data(), config_.vocab, following_.tokens.data(), rows, config_.hidden,
           hidden_.data(), stream_);
     for (std::int32_t layer = 0; layer < config_.layers; ++layer) {
@@ -771,7 +911,7 @@ std::vector<decision_record> session::decisions() const {
     std::vector<decision_record> all;
     if (decisions_.empty()) return all;
     const std::vector<uniprefill::segment_outcome> outcomes = outcomes_.get();
-    const std::size_t spans = outcomes.size() / decisions_.size();
+    const std::size_t spans = outcomes.size() / static_cast<std::size_t>(config_.layers);
     for (std::size_t i = 0; i < decisions_.size(); ++i) {
         const auto first = outcomes.begin() + static_cast<std::ptrdiff_t>(i * spans);
         all.push_back({decisions_[i], {first, first + static_cast<std::ptrdiff_t>(spans)}});

@@ -5,10 +5,14 @@
 #include "engine/app/prefill_options.hpp"
 #include "engine/cuda/dense_attention.hpp"
 #include "engine/cuda/gated_delta.hpp"
+#include "engine/cuda/layer_facts.hpp"
 #include "engine/cuda/model.hpp"
+#include "engine/cuda/pair_counts.hpp"
 #include "engine/cuda/row_attention.hpp"
 #include "engine/cuda/sparsity.hpp"
 #include "engine/cuda/stage_clock.hpp"
+#include "engine/cuda/trail.hpp"
+#include "engine/model/list_rules.hpp"
 
 #include <uniprefill/core/batch.hpp>
 
@@ -33,25 +37,20 @@ struct session_options {
     std::int32_t block_rows = 64;
     std::int32_t num_observations = 128;
     std::optional<uniprefill::list_options<>> lists; ///< which blocks each head reads; none: all keys
+    engine::list_rules list_rules;                   ///< of layers that have their own
     bool lists_by_kv_head = false;
     attention_kind attention = attention_kind::uniprefill;
     counts_kind counts = counts_kind::read;
     std::int32_t bucket_rows = 1024; ///< of counts_kind::buckets
-    bool time_layers = false;        ///< with counts_kind::read: an event after each layer
+    /// With counts_kind::read: products run over a multiple of it, so that few sizes ever occur.
+    std::int32_t row_multiple = 1;
+    bool time_layers = false; ///< with counts_kind::read: an event after each layer
 };
 
 /// A decision as the device reported it.
 struct decision_record {
     std::int32_t layer = 0;
     std::vector<uniprefill::segment_outcome> outcomes; // [spans]
-};
-
-/// What one layer of a prompt did, where a session records.
-struct layer_facts {
-    std::int32_t rows_in = 0;
-    std::int32_t rows_kept = 0;
-    std::int64_t pairs = 0;                ///< (query, key) pairs that attention scored, mean over heads
-    std::vector<std::int32_t> kept_to_old; ///< at selecting layers, by row on entry
 };
 
 /// What the last prefill took.
@@ -91,6 +90,20 @@ class session {
     const prefill_times& prefill(const std::vector<std::int32_t>& tokens);
     /// The same kernel by kernel, timed by stage.
     const prefill_times& prefill_by_stage(const std::vector<std::int32_t>& tokens);
+    /// The same from @p first on, kernel by kernel: layers before it are those that left @p from, of the same
+    /// tokens, where the same was dropped and listed. The bits are those of a whole prefill. With
+    /// counts_kind::read alone. Throws `error` where @p from can't begin there.
+    const prefill_times& prefill_from(const device_trail& from, std::int32_t first,
+                                      const std::vector<std::int32_t>& tokens);
+    /// Prefills from here on that run kernel by kernel leave what others may begin with, in @p left, which
+    /// may be what they go on from; null: none any more. Of models whose layers all attend to everything.
+    void leave_trail(device_trail* left);
+    /// Other layers, rules and lists, and request options, for the prompts to come; everything else is as it
+    /// was. Takes device memory only where more is needed than ever before. Throws as the constructor does,
+    /// and with counts that aren't read.
+    void change(std::vector<uniprefill::selecting_layer<uniprefill::selection_rule>> selecting,
+                const std::optional<uniprefill::list_options<>>& lists, engine::list_rules rules,
+                const uniprefill::request_options& request);
     /// Feeds tokens after what there is; logits() has a row for each. One is a generated one (tag decode),
     /// several are known ones (tag verify).
     void feed(const std::vector<std::int32_t>& tokens);
@@ -120,9 +133,17 @@ class session {
     std::size_t graphs() const { return (whole_ ? 1 : 0) + pieces_.size(); }
     const session_options& options() const { return options_; }
 
-    /// Whether prompts that run kernel by kernel leave records; slow, for reports.
+    /// Whether prompts that run kernel by kernel count what each layer did: a small launch for each.
+    void count(bool wanted) { counting_ = wanted; }
+    /// The same, and which rows were kept; waits at each decision: for reports.
     void record(bool wanted) { recording_ = wanted; }
+    /// By layer, of the last prompt where it was counted or recorded; empty otherwise.
     const std::vector<layer_facts>& facts() const { return facts_; }
+
+    /// Logits of the prompt's last row, or of the rows fed last, in device memory: [rows, vocab]. On the
+    /// session's stream, which has come to its end when its calls return.
+    const float* device_logits() const { return logits_.data(); }
+    cudaStream_t queue() const { return stream_; }
 
   private:
     /// The arrays of a batch_view.
@@ -143,9 +164,20 @@ class session {
     };
 
     void prepare_prompt();
-    const prefill_times& time_prefill(const std::vector<std::int32_t>& tokens, bool by_stage);
-    void run_prefill(bool by_stage);
-    void run_by_counts(bool as_graphs);
+    const prefill_times& time_prefill(const std::vector<std::int32_t>& tokens, bool by_stage,
+                                      const device_trail* from = nullptr, std::int32_t first = 0);
+    void run_prefill(bool by_stage, const device_trail* from, std::int32_t first);
+    void check_rules(const std::vector<uniprefill::selecting_layer<uniprefill::selection_rule>>& all) const;
+    void note_decisions();
+    bool counts() const { return counting_ || recording_; }
+    bool listed(std::int32_t layer) const;
+    void run_by_counts(bool as_graphs, const device_trail* from = nullptr, std::int32_t first = 0);
+    void begin_at(const device_trail& from, std::int32_t first);
+    void put_layers(std::int32_t layer, std::size_t index);
+    void leave_stop(std::int32_t layer);
+    void leave_caches();
+    void collect_facts(std::int32_t first);
+    void start_counts();
     void note_rows(std::size_t index);
     void run_stretch(std::size_t index, bool as_graph);
     void put_stretch(std::size_t index);
@@ -159,8 +191,7 @@ class session {
     void attend_linear(std::int32_t layer);
     void gate_attended(std::int32_t layer);
     void add_to_hidden(const matrix& weights, const bfloat16* x, const device_array<float>& post_norm);
-    void record_layer(const attention_call& call);
-    std::int64_t listed_pairs(const attention_call& call, const std::vector<std::int32_t>& queries) const;
+    void count_layer(std::int32_t layer, const attention_call& call);
     void put_logits(std::int32_t rows, const std::int32_t* ends);
     void mark(stage done);
     bool selects(std::int32_t layer) const;
@@ -186,6 +217,7 @@ class session {
     std::int32_t capacity_;              ///< rows of a layer's cache
     std::vector<std::int64_t> cache_of_; ///< [layers] which stretch of k_ and v_
     bool windows_by_cudnn_ = false;
+    uniprefill::limits bounds_{}; ///< of a prompt
 
     stream stream_;
     products products_;
@@ -209,10 +241,15 @@ class session {
     device_array<std::int32_t> lengths_; // [layers] rows of each cache before the step
     device_array<std::int32_t> entered_; // [layers] rows of the step
     device_array<std::int32_t> prompt_lengths_;
-    device_array<std::int32_t> best_;                    // [following]
+    device_array<std::int32_t> ones_;           // [layers]
+    device_array<std::int32_t> decode_lengths_; // [layers] of each cache, the row's own token included
+    device_array<pair_count> pair_counts_;      // [layers]
+    device_array<std::int32_t> best_;           // [following]
     device_array<uniprefill::segment_outcome> outcomes_; // [decisions, spans]
     pinned_array<std::int32_t> prompt_tokens_;
-    pinned_array<std::int32_t> counts_; // [decisions]
+    pinned_array<std::int32_t> counts_;          // [decisions], in a place for each layer
+    pinned_array<pair_count> counted_pairs_;     // [layers]
+    pinned_array<std::int32_t> counted_lengths_; // [layers]
     pinned_array<std::int32_t> likeliest_;
     step_arrays prompt_;
     step_arrays following_;
@@ -236,7 +273,10 @@ class session {
     graph whole_;
     /// By stretch, and rows before and after the decision that it begins with: both are in its kernels.
     std::map<std::array<std::int32_t, 3>, piece> pieces_;
+    bool counting_ = false;
     bool recording_ = false;
+    device_trail* left_ = nullptr;
+    std::vector<std::int32_t> lists_read_; ///< [layers] lists that a segment's queries read there
     std::vector<layer_facts> facts_;
 };
 

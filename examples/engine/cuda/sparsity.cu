@@ -12,6 +12,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 
 namespace engine::cuda {
 
@@ -30,29 +31,30 @@ class sparsity_of final : public sparsity {
     explicit sparsity_of(const sparsity_options& options)
         : options_(options)
         , device_(current_device())
-        , sparsifier_(options_.bounds,
-                      {options_.selecting.data(), static_cast<std::int32_t>(options_.selecting.size())},
-                      device_)
+        , sparsifier_(made_by(options_))
         , lister_(options_.bounds, device_) {
-        throw_if_failed(sparsifier_.check());
+        check_options(options_);
         throw_if_failed(sparsifier_.template prepare<bfloat16>());
-        memory_ = device_array<std::byte>(sparsifier_.workspace_bytes());
-        if (!options_.lists) return;
-        throw_if_failed(uniprefill::validate(*options_.lists));
-        const std::int64_t blocks = options_.bounds.max_blocks();
-        const std::int32_t heads = options_.bounds.num_heads;
-        masses_ = device_array<std::int64_t>(static_cast<std::size_t>(2 * heads * blocks));
-        head_masses_ = {masses_.data(), masses_.data() + heads * blocks, blocks, heads};
-        uniprefill::workspace counting;
-        static_cast<void>(carve(counting));
-        list_memory_ = device_array<std::byte>(counting.bytes_used());
-        uniprefill::workspace pieces(list_memory_.data(), list_memory_.bytes());
-        lists_ = carve(pieces);
-        list_scratch_ = device_array<std::byte>(lister_.workspace_bytes());
+        take_memory();
+    }
+
+    void change(std::vector<uniprefill::selecting_layer<uniprefill::selection_rule>> selecting,
+                std::optional<uniprefill::list_options<>> lists, engine::list_rules rules) override {
+        sparsity_options next = options_;
+        next.selecting = std::move(selecting);
+        next.lists = lists;
+        next.list_rules = std::move(rules);
+        check_options(next);
+        step_.reset(); // it knows the sparsifier
+        saved_.clear();
+        options_ = std::move(next);
+        sparsifier_ = made_by(options_);
+        take_memory();
     }
 
     bool selects(std::int32_t layer) const override { return sparsifier_.selects(layer); }
-    bool looks(std::int32_t layer) const override { return options_.lists || selects(layer); }
+    bool lists_at(std::int32_t layer) const override { return lists_of(layer).has_value(); }
+    bool looks(std::int32_t layer) const override { return selects(layer) || lists_at(layer); }
 
     void begin(const uniprefill::batch_view& batch, cudaStream_t on) override {
         step_.emplace(sparsifier_);
@@ -67,9 +69,9 @@ class sparsity_of final : public sparsity {
               cudaStream_t on) override {
         throw_if_failed(step_->decide(layer, q, uniprefill::key_source<bfloat16>{k, {}}, {}, nullptr,
                                       kept_bound, decided_, on));
-        if (options_.lists) {
-            throw_if_failed(lister_.run(head_masses_, step_->masses().faults, step_->rows(), *options_.lists,
-                                        lists_, {list_scratch_.data(), list_scratch_.bytes()}, on));
+        if (const auto lists = lists_of(layer)) {
+            throw_if_failed(lister_.run(head_masses_, step_->masses().faults, step_->rows(), *lists, lists_,
+                                        {list_scratch_.data(), list_scratch_.bytes()}, on));
         }
     }
     const uniprefill::selection& decided() const override { return decided_; }
@@ -79,6 +81,34 @@ class sparsity_of final : public sparsity {
                cudaStream_t on) override {
         const uniprefill::row_tensor moved[] = {{hidden, {}}, {queries, {}}};
         throw_if_failed(step_->leave(decided_, moved, 2, on));
+    }
+
+    std::size_t decision_bytes() const override {
+        uniprefill::workspace counting;
+        static_cast<void>(uniprefill::selection::carve(counting, options_.bounds, memory_space::device));
+        return counting.bytes_used();
+    }
+    uniprefill::selection keep_decision(std::byte* memory, cudaStream_t on) const override {
+        uniprefill::workspace pieces(memory, decision_bytes());
+        const auto room = uniprefill::selection::carve(pieces, options_.bounds, memory_space::device);
+        uniprefill::selection kept = decided_;
+        if (kept.identity) return kept;
+        const auto copy = [on](std::int32_t* to, std::int32_t*& from, std::int64_t count) {
+            check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(count) * sizeof(std::int32_t),
+                                  cudaMemcpyDeviceToDevice, on),
+                  "decision");
+            from = to;
+        };
+        copy(room.kept_to_old, kept.kept_to_old, kept.kept_bound);
+        copy(room.cu_seqlens, kept.cu_seqlens, std::int64_t{kept.num_requests} + 1);
+        copy(room.cu_segments, kept.cu_segments, std::int64_t{kept.num_segments} + 1);
+        kept.keep_bits = nullptr; // rows are moved by the maps alone
+        kept.old_to_kept = nullptr;
+        kept.outcomes = nullptr;
+        return kept;
+    }
+    void replay(const uniprefill::selection& kept, cudaStream_t on) override {
+        throw_if_failed(step_->leave(kept, nullptr, 0, on));
     }
 
     void save(std::size_t place) override { saved_.insert_or_assign(place, state{*step_, decided_, lists_}); }
@@ -102,6 +132,40 @@ class sparsity_of final : public sparsity {
         uniprefill::selection decided;
         uniprefill::block_lists lists;
     };
+
+    std::optional<uniprefill::list_options<>> lists_of(std::int32_t layer) const {
+        return engine::lists_at(options_.lists, options_.list_rules, layer);
+    }
+    sparsifier made_by(const sparsity_options& options) const {
+        return sparsifier(options.bounds,
+                          {options.selecting.data(), static_cast<std::int32_t>(options.selecting.size())},
+                          device_);
+    }
+    void check_options(const sparsity_options& options) const {
+        throw_if_failed(made_by(options).check());
+        if (options.lists) throw_if_failed(uniprefill::validate(*options.lists));
+        for (const auto& one : options.list_rules) {
+            throw_if_failed(uniprefill::validate(one.rule));
+        }
+    }
+    void take_memory() {
+        const std::size_t wanted = sparsifier_.workspace_bytes();
+        if (wanted > memory_.bytes()) {
+            memory_ = device_array<std::byte>(); // before more is taken
+            memory_ = device_array<std::byte>(wanted);
+        }
+        if (!options_.lists || list_memory_.bytes() > 0) return;
+        const std::int64_t blocks = options_.bounds.max_blocks();
+        const std::int32_t heads = options_.bounds.num_heads;
+        masses_ = device_array<std::int64_t>(static_cast<std::size_t>(2 * heads * blocks));
+        head_masses_ = {masses_.data(), masses_.data() + heads * blocks, blocks, heads};
+        uniprefill::workspace counting;
+        static_cast<void>(carve(counting));
+        list_memory_ = device_array<std::byte>(counting.bytes_used());
+        uniprefill::workspace pieces(list_memory_.data(), list_memory_.bytes());
+        lists_ = carve(pieces);
+        list_scratch_ = device_array<std::byte>(lister_.workspace_bytes());
+    }
 
     static uniprefill::cuda_device current_device() {
         uniprefill::cuda_device device;

@@ -2,6 +2,8 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 #pragma once
 
+#include "engine/model/list_rules.hpp"
+
 #include <uniprefill/core/batch.hpp>
 #include <uniprefill/core/block_lists.hpp>
 #include <uniprefill/core/element.hpp>
@@ -29,7 +31,9 @@ struct sparsity_options {
     uniprefill::limits bounds;
     std::vector<uniprefill::selecting_layer<uniprefill::selection_rule>> selecting;
     std::optional<uniprefill::list_options<>> lists; ///< at every layer
-    bool lists_by_kv_head = false;                   ///< a list for each KV head, else for each query head
+    /// Of layers that have their own.
+    engine::list_rules list_rules;
+    bool lists_by_kv_head = false; ///< a list for each KV head, else for each query head
 };
 
 /// The library's part of a prefill, behind an interface so that nvcc compiles it in one file. Nothing waits;
@@ -42,6 +46,12 @@ class sparsity {
     virtual bool selects(std::int32_t layer) const = 0;
     /// Whether look() has anything to do there.
     virtual bool looks(std::int32_t layer) const = 0;
+    /// Whether heads read lists there.
+    virtual bool lists_at(std::int32_t layer) const = 0;
+    /// Other layers, rules and lists from the next begin() on. Throws as make_sparsity() does, and leaves
+    /// what there was then. Memory is taken where more is needed than ever before.
+    virtual void change(std::vector<uniprefill::selecting_layer<uniprefill::selection_rule>> selecting,
+                        std::optional<uniprefill::list_options<>> lists, engine::list_rules rules) = 0;
 
     /// A step in which every row of @p batch is alive; its arrays stay the caller's.
     virtual void begin(const uniprefill::batch_view& batch, cudaStream_t on) = 0;
@@ -62,6 +72,13 @@ class sparsity {
     /// read.
     virtual void leave(const uniprefill::byte_rows& hidden, const uniprefill::byte_rows& queries,
                        cudaStream_t on) = 0;
+
+    /// Bytes of device memory for the last decision, kept for another step.
+    virtual std::size_t decision_bytes() const = 0;
+    /// Copies what leave() needs of the last decision to @p memory. @return the decision over there
+    virtual uniprefill::selection keep_decision(std::byte* memory, cudaStream_t on) const = 0;
+    /// Carries a kept decision out, on rows that nobody moves.
+    virtual void replay(const uniprefill::selection& kept, cudaStream_t on) = 0;
 
     /// What the host knows of the step, to go on from there again: graphs that are replayed don't tell it.
     virtual void save(std::size_t place) = 0;

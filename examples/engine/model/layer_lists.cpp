@@ -16,9 +16,8 @@ std::size_t list_bytes(const uniprefill::limits& bounds) {
 
 } // namespace
 
-layer_lists::layer_lists(const uniprefill::limits& bounds, const uniprefill::list_options<>& options)
+layer_lists::layer_lists(const uniprefill::limits& bounds)
     : bounds_(bounds)
-    , options_(options)
     , masses_(static_cast<std::size_t>(2 * bounds.num_heads * bounds.max_blocks()))
     , list_memory_(list_bytes(bounds))
     , scratch_(uniprefill::block_lister<>(bounds).workspace_bytes()) {
@@ -31,8 +30,9 @@ uniprefill::head_mass_view layer_lists::masses() {
     return {masses_.data(), masses_.data() + bounds_.num_heads * blocks, blocks, bounds_.num_heads};
 }
 
-void layer_lists::make(const std::int64_t* faults, const uniprefill::batch_view& rows) {
-    uniprefill::throw_if_failed(uniprefill::block_lister<>(bounds_).run(masses(), faults, rows, options_,
+void layer_lists::make(const std::int64_t* faults, const uniprefill::batch_view& rows,
+                       const uniprefill::list_options<>& options) {
+    uniprefill::throw_if_failed(uniprefill::block_lister<>(bounds_).run(masses(), faults, rows, options,
                                                                         lists_, scratch_.workspace()));
     begins_.clear();
     ends_.clear();

@@ -16,7 +16,7 @@ namespace engine {
 /// segment's keys begin among those that its layer holds.
 class layer_lists {
   public:
-    layer_lists(const uniprefill::limits& bounds, const uniprefill::list_options<>& options);
+    explicit layer_lists(const uniprefill::limits& bounds);
 
     /// Where the step's look writes masses by head (prefill_step::want_head_masses()).
     uniprefill::head_mass_view masses();
@@ -24,7 +24,8 @@ class layer_lists {
     /// Lists for a look that has just been taken.
     /// @param faults [num_segments] of it
     /// @param rows   those that entered the layer, with their cached_lens
-    void make(const std::int64_t* faults, const uniprefill::batch_view& rows);
+    void make(const std::int64_t* faults, const uniprefill::batch_view& rows,
+              const uniprefill::list_options<>& options);
 
     /// What the queries of a segment read.
     cpu::key_lists of_segment(std::int32_t segment) const;
@@ -35,7 +36,6 @@ class layer_lists {
 
   private:
     uniprefill::limits bounds_;
-    uniprefill::list_options<> options_;
     std::vector<std::int64_t> masses_; // [free | forced][num_heads, max_blocks]
     library_memory list_memory_;
     library_memory scratch_;

@@ -66,7 +66,7 @@ basic_machine<Ops>::basic_machine(basic_session<Ops>& session, const step_plan& 
                                     session.options().num_observations, q_elements_);
     }
     if (session.options().lists && reads_prompts(plan.batch())) {
-        lists_.emplace(session.policy().bounds(), *session.options().lists);
+        lists_.emplace(session.policy().bounds());
         step_.want_head_masses(lists_->masses());
     }
     throw_if_failed(session.drops().begin_step(plan.batch(), plan.ids().data(), ledger_step_));
@@ -241,7 +241,10 @@ void basic_machine<Ops>::project_qkv() {
 template <class Ops>
 void basic_machine<Ops>::decide() {
     decided_ = uniprefill::selection{};
-    if (!session_.policy().selects(layer_) && !lists_) {
+    listed_ = false;
+    const auto listing =
+        lists_ ? lists_at(session_.options().lists, session_.options().list_rules, layer_) : std::nullopt;
+    if (!session_.policy().selects(layer_) && !listing) {
         return;
     }
     if (session_.options().decide_at_end) {
@@ -250,12 +253,13 @@ void basic_machine<Ops>::decide() {
     }
     const uniprefill::batch_view rows = step_.rows();
     look();
-    if (lists_) {
+    if (listing) {
         uniprefill::batch_view entered = rows;
         entered.cached_lens = cached_lens_.data();
-        lists_->make(step_.masses().faults, entered);
+        lists_->make(step_.masses().faults, entered, *listing);
+        listed_ = true;
     }
-    if (lists_ || !decided_.identity) {
+    if (listed_ || !decided_.identity) {
         count_look(rows);
     }
     if (decided_.identity) {
@@ -434,7 +438,7 @@ void basic_machine<Ops>::attend() {
         throw_if_failed(session_.drops().rows_of(plan_.ids()[static_cast<std::size_t>(r)], layer_, held));
         key_positions_.resize(static_cast<std::size_t>(held.length()));
         held.copy_positions(0, key_positions_.data(), held.length());
-        if (!lists_) {
+        if (!listed_) {
             attend_rows(r, rows.cu_seqlens[r], rows.cu_seqlens[r + 1], held.length(), {});
             continue;
         }

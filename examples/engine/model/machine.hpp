@@ -107,6 +107,7 @@ class basic_machine {
     segment next_ = segment::project_qkv;
     uniprefill::selection decided_{};  ///< of this layer, where it is carried out after attention
     std::optional<layer_lists> lists_; ///< where the session asks for them
+    bool listed_ = false;              ///< whether this layer's heads read lists
 
     std::int64_t q_elements_;
     std::int64_t kv_elements_;

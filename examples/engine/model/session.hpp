@@ -3,6 +3,7 @@
 #pragma once
 
 #include "engine/model/kv_store.hpp"
+#include "engine/model/list_rules.hpp"
 #include "engine/model/query_tails.hpp"
 #include "engine/model/weights.hpp"
 
@@ -29,6 +30,7 @@ struct session_options {
     std::vector<uniprefill::selecting_layer<uniprefill::selection_rule>> selecting; ///< empty: dense
     /// Which blocks of keys each query head reads at every layer, of a prefill's own rows; none: all of them.
     std::optional<uniprefill::list_options<>> lists;
+    engine::list_rules list_rules; ///< of layers that have their own
     /// Attends with every row and drops afterwards, as the published system does. For the test that kept rows
     /// come out the same; it costs the attention of the dropped rows.
     bool decide_after_attention = false;

@@ -38,6 +38,8 @@ class prompt_reader {
     virtual const std::vector<layer_record>& layers() const = 0;
     /// By prompt token: the last layer that dropped it, -1 where none did.
     virtual const std::vector<std::int32_t>& dropped_at() const = 0;
+    /// Rows that layers hold now, averaged, as a share of the positions read.
+    virtual double held_share() const = 0;
 };
 
 /// A model on some device.
@@ -49,6 +51,8 @@ class prompt_model {
     virtual const std::string& name() const = 0;
     /// What products compute in, for reports.
     virtual std::string arithmetic() const = 0;
+    /// What it runs on, for reports: a processor's name, or a device's with its driver.
+    virtual std::string device() const = 0;
     /// @param following  tokens that may be fed after the prompt
     virtual std::unique_ptr<prompt_reader> reader_of(const policy& policy, std::int32_t prompt,
                                                      std::int32_t following) = 0;

@@ -21,6 +21,9 @@ session_options session_under(const policy& policy) {
     for (const layer_rule& rule : policy.rules) {
         options.selecting.push_back({rule.layer, rule.rule, nullptr});
     }
+    for (const layer_rule& rule : policy.list_rules) {
+        options.list_rules.push_back({rule.layer, rule.rule, nullptr});
+    }
     return options;
 }
 
@@ -178,14 +181,15 @@ double share_of_pairs(const std::vector<layer_record>& layers, std::int32_t toke
     return share_of_dense_pairs(layers, tokens, &layer_record::pairs);
 }
 
-double share_of_held_rows(const cpu_session& session, std::int32_t request) {
+double reader::held_share() const {
     double rows = 0;
     uniprefill::held_rows held;
-    for (std::int32_t layer = 0; layer < session.model().config().layers; ++layer) {
-        uniprefill::throw_if_failed(session.drops().rows_of(request, layer, held));
+    const std::int32_t layers = session_.model().config().layers;
+    for (std::int32_t layer = 0; layer < layers; ++layer) {
+        uniprefill::throw_if_failed(session_.drops().rows_of(0, layer, held));
         rows += held.length();
     }
-    return rows / session.model().config().layers / held.num_tokens();
+    return rows / layers / held.num_tokens();
 }
 
 double share_of_estimator_pairs(const std::vector<layer_record>& layers, std::int32_t tokens) {

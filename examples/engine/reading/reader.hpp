@@ -2,6 +2,7 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 #pragma once
 
+#include "engine/app/host_info.hpp"
 #include "engine/app/policy.hpp"
 #include "engine/model/machine.hpp"
 #include "engine/model/session.hpp"
@@ -29,6 +30,7 @@ class loaded_model final : public prompt_model {
     const llama_config& config() const override { return weights_.config(); }
     const std::string& name() const override { return weights_.name(); }
     std::string arithmetic() const override { return cpu::name(ops_.kind()); }
+    std::string device() const override { return cpu_name(); }
     cpu_ops& ops() { return ops_; }
     std::unique_ptr<prompt_reader> reader_of(const policy& policy, std::int32_t prompt,
                                              std::int32_t following) override;
@@ -71,6 +73,7 @@ class reader final : public prompt_reader {
     /// Of the prefill, all steps together; without outcomes and blocks where it took several.
     const std::vector<layer_record>& layers() const override { return layers_; }
     const std::vector<std::int32_t>& dropped_at() const override { return dropped_at_; }
+    double held_share() const override;
     cpu_session& session() { return session_; }
 
   private:
@@ -95,8 +98,6 @@ class reader final : public prompt_reader {
 double share_of_rows(const std::vector<layer_record>& layers, std::int32_t tokens);
 /// (query, key) pairs that attention scored, averaged over layers, as a share of those of a dense prefill.
 double share_of_pairs(const std::vector<layer_record>& layers, std::int32_t tokens);
-/// Rows that layers hold of the request now, averaged, as a share of its positions.
-double share_of_held_rows(const cpu_session& session, std::int32_t request);
 /// Pairs that the estimator scored, as a share of the same.
 double share_of_estimator_pairs(const std::vector<layer_record>& layers, std::int32_t tokens);
 

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The uniprefill authors
+
+#include "engine/cuda/policy_session.hpp"
+
+#include <algorithm>
+
+namespace engine::cuda {
+
+namespace {
+
+void check_policy(const policy& policy) {
+    if (policy.propagation != uniprefill::propagation::cumulative) {
+        throw error("--propagation", "cumulative on a CUDA device", name_of(policy.propagation));
+    }
+}
+
+list_rules selecting_of(const std::vector<layer_rule>& rules) {
+    list_rules made;
+    for (const layer_rule& rule : rules) {
+        made.push_back({rule.layer, rule.rule, nullptr});
+    }
+    return made;
+}
+
+uniprefill::request_options request_of(const policy& policy) {
+    uniprefill::request_options options;
+    options.sink = policy.sink;
+    options.tail = policy.tail;
+    options.min_length = policy.min_length;
+    return options;
+}
+
+} // namespace
+
+session_options options_under(const policy& policy, std::int32_t prompt, std::int32_t following) {
+    check_policy(policy);
+    session_options options;
+    options.prompt = prompt;
+    options.following = following;
+    options.selecting = selecting_of(policy.rules);
+    options.span_ends = span_ends(policy, prompt);
+    options.request = request_of(policy);
+    options.block_rows = policy.block_rows;
+    options.num_observations = policy.num_observations;
+    options.lists = policy.lists;
+    options.list_rules = selecting_of(policy.list_rules);
+    return options;
+}
+
+void change_policy(session& session, const policy& policy) {
+    check_policy(policy);
+    const session_options& has = session.options();
+    if (policy.block_rows != has.block_rows || policy.num_observations != has.num_observations ||
+        span_ends(policy, has.prompt) != has.span_ends) {
+        throw error("a session's policy", "one with the same blocks, observations and spans", "another");
+    }
+    session.change(selecting_of(policy.rules), policy.lists, selecting_of(policy.list_rules),
+                   request_of(policy));
+}
+
+std::vector<layer_record> records_of(const session& session) {
+    std::vector<layer_record> made;
+    const std::int64_t n = session.options().num_observations;
+    for (const layer_facts& facts : session.facts()) {
+        layer_record record;
+        record.rows_in = facts.rows_in;
+        record.rows_kept = facts.rows_kept;
+        record.pairs = facts.pairs;
+        if (facts.looked) {
+            const std::int64_t rows = facts.rows_in;
+            const std::int64_t looking = std::min(rows, n);
+            record.estimator_pairs = looking * rows - looking * (looking - 1) / 2;
+        }
+        made.push_back(record);
+    }
+    return made;
+}
+
+} // namespace engine::cuda
