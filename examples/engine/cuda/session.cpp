@@ -557,15 +557,17 @@ void session::collect_facts(std::int32_t first) {
     }
 }
 
-/// Attention of the rows that go on, output projection and MLP.
+/// Attention of the rows that go on (of a selecting layer that is behind us), output projection and MLP.
 void session::finish(std::int32_t layer) {
     const layer_weights& weights = model_.layers()[static_cast<std::size_t>(layer)];
     if (of_prompt_) rows_kept_[static_cast<std::size_t>(layer)] = rows_;
     if (pattern_.kind(layer) == layer_kind::linear) {
         attend_linear(layer);
     } else {
-        attend(layer);
-        mark(stage::attention);
+        if (!selects(layer)) {
+            attend(layer);
+            mark(stage::attention);
+        }
         if (pattern_.output_gate) gate_attended(layer);
     }
     add_to_hidden(weights.output, attended_.data(), weights.attention_post_norm);
@@ -657,7 +659,6 @@ void session::run_stretch(std::size_t index, bool as_graph) {
 
 /// The one thing that the host waits for.
 void session::read_count(std::size_t decision) {
-    counted_.record(stream_);
     counted_.wait();
     ++times_.count_reads;
     const std::int32_t count = counts_[decision];
@@ -687,11 +688,16 @@ void session::run_by_counts(bool as_graphs, const device_trail* from, std::int32
         }
         if (index == decisions_.size()) break;
         rows_before_ = entering;
-        if (options_.counts == counts_kind::budget) {
-            rows_ = budget_after(index, entering);
+        const bool reads = options_.counts != counts_kind::budget;
+        if (reads) {
+            counted_.record(stream_);
         } else {
-            read_count(index);
+            rows_ = budget_after(index, entering);
         }
+        // The device knows which rows go on: it attends while the host waits for their number.
+        attend(decisions_[index]);
+        mark(stage::attention);
+        if (reads) read_count(index);
     }
 }
 
