@@ -33,6 +33,7 @@ struct policy {
     std::vector<layer_rule> rules; ///< by rising layer; empty: nothing is ever dropped
     /// Which blocks of keys each head reads, at every layer; none: all.
     std::optional<uniprefill::list_options<>> lists;
+    bool list_means = false; ///< with lists: a block that a head skips is met by its mean key and value
 };
 
 /// Ends of the spans of a prompt, which are a property of the prompt and the policy: each span is decided as

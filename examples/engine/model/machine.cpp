@@ -66,7 +66,7 @@ basic_machine<Ops>::basic_machine(basic_session<Ops>& session, const step_plan& 
                                     session.options().num_observations, q_elements_);
     }
     if (session.options().lists && reads_prompts(plan.batch())) {
-        lists_.emplace(session.policy().bounds(), *session.options().lists);
+        lists_.emplace(session.policy().bounds(), *session.options().lists, session.options().list_means);
         step_.want_head_masses(lists_->masses());
     }
     throw_if_failed(session.drops().begin_step(plan.batch(), plan.ids().data(), ledger_step_));
@@ -253,7 +253,13 @@ void basic_machine<Ops>::decide() {
     if (lists_) {
         uniprefill::batch_view entered = rows;
         entered.cached_lens = cached_lens_.data();
-        lists_->make(step_.masses().faults, entered);
+        const auto rows_at = [&](std::int64_t column) {
+            return uniprefill::head_rows<const float>{qkv_.data() + column, qkv_elements_,
+                                                      config_.head_dim,     rows.num_rows,
+                                                      config_.kv_heads,     config_.head_dim};
+        };
+        lists_->make(step_.masses().faults, entered, rows_at(q_elements_),
+                     rows_at(q_elements_ + kv_elements_));
     }
     if (lists_ || !decided_.identity) {
         count_look(rows);
