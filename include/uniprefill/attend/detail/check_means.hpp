@@ -36,6 +36,15 @@ template <class T>
     return check_mean_rows(means.values, batch, bounds, "means.values");
 }
 
+/// Rows that copies of 16 bytes can read and write.
+template <class T>
+[[nodiscard]] UNIPREFILL_HOST_API status check_mean_alignment(const block_means<T>& means) noexcept {
+    UNIPREFILL_TRY(require_aligned(means.keys.data, means.keys.row_stride, means.keys.head_stride, 0,
+                                   sizeof(T), "means.keys"));
+    return require_aligned(means.values.data, means.values.row_stride, means.values.head_stride, 0, sizeof(T),
+                           "means.values");
+}
+
 /// What average_blocks() reads, and where it writes; @p batch is good.
 template <class T>
 [[nodiscard]] UNIPREFILL_HOST_API status check_average(const head_rows<const T>& keys,
@@ -47,6 +56,11 @@ template <class T>
     UNIPREFILL_TRY(check_rows(values, bounds.num_kv_heads, bounds.head_dim, batch.num_rows, "values",
                               "limits.num_kv_heads heads"));
     return check_means(means, batch, bounds);
+}
+
+template <class T>
+[[nodiscard]] UNIPREFILL_HOST_API constexpr head_rows<const T> read_only(const head_rows<T>& rows) noexcept {
+    return {rows.data, rows.row_stride, rows.head_stride, rows.num_rows, rows.num_heads, rows.head_dim};
 }
 
 /// What a sum of G rows is multiplied by.
