@@ -30,6 +30,7 @@ cuda::session_options options_under(const policy& policy, std::int32_t prompt, s
     options.block_rows = policy.block_rows;
     options.num_observations = policy.num_observations;
     options.lists = policy.lists;
+    options.list_means = policy.list_means;
     options.time_layers = true;
     return options;
 }

@@ -95,7 +95,7 @@ session::session(const cuda_model& model, session_options options)
     }
     bounds.max_rows = most_rows_;
     bounds.max_cached_tokens = capacity_;
-    row_attention_ = make_row_attention(bounds);
+    row_attention_ = make_row_attention(bounds, options_.lists && options_.list_means);
     if (options_.attention == attention_kind::cudnn) {
         dense_attention_ =
             std::make_unique<dense_attention>(config_.heads, config_.kv_heads, config_.head_dim);
@@ -385,7 +385,10 @@ void session::attend(std::int32_t layer) {
         call.kept =
             uniprefill::selection::keep_all(1, call.batch.num_segments, key_rows, memory_space::device);
     }
-    if (listed) call.lists = sparsity_->lists();
+    if (listed) {
+        call.lists = sparsity_->lists();
+        call.means = options_.list_means;
+    }
     row_attention_->run(call, stream_);
     if (recording_ && of_prompt_) record_layer(call);
 }
@@ -469,7 +472,7 @@ void session::record_layer(const attention_call& call) {
     facts_.push_back(std::move(facts));
 }
 
-/// Pairs of these query rows under block lists, by the words of block_lists.hpp.
+/// Pairs of these query rows under block lists, by the words of block_lists.hpp; a mean is a key.
 std::int64_t session::listed_pairs(const attention_call& call,
                                    const std::vector<std::int32_t>& queries) const {
     const auto fetch = [&](auto& values, const void* from) {
@@ -513,6 +516,11 @@ std::int64_t session::listed_pairs(const attention_call& call,
                 const std::int32_t window = (nearest - first) / lists.block_rows * lists.block_rows;
                 const std::int32_t from = nearest > row ? row + 1 - first : window;
                 pairs += first + listed[static_cast<std::size_t>(from)] + (row - first + 1 - from);
+                if (call.means) {
+                    const std::int32_t met = std::min(from, row - first) / lists.block_rows;
+                    pairs +=
+                        met - listed[static_cast<std::size_t>(met * lists.block_rows)] / lists.block_rows;
+                }
             }
         }
         query = stop;

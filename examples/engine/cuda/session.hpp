@@ -34,6 +34,7 @@ struct session_options {
     std::int32_t num_observations = 128;
     std::optional<uniprefill::list_options<>> lists; ///< which blocks each head reads; none: all keys
     bool lists_by_kv_head = false;
+    bool list_means = false; ///< blocks that lists skip are met by their means
     attention_kind attention = attention_kind::uniprefill;
     counts_kind counts = counts_kind::read;
     std::int32_t bucket_rows = 1024; ///< of counts_kind::buckets

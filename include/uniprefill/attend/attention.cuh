@@ -71,9 +71,10 @@ class prefill_attention<Policy, backend::cuda> {
                                    const head_rows<T>& out, float* lse, workspace memory,
                                    backend::cuda::stream stream) const noexcept;
 
-    /// The same with means, as the host backend has them, in device memory and by average_blocks() of the
-    /// same stream, or the caller's own. Their rows must start at multiples of 16 bytes. What means cost
-    /// where none are given is another kernel: programs that never call this have none of it.
+    /// The same with means, as the host backend has them, in device memory: by average_blocks() in the same
+    /// stream, or the caller's own. Their rows must start at multiples of 16 bytes. As deterministic as the
+    /// other run(), and of the same complexity, a mean counted as a key. These are other kernels: programs
+    /// that never call this don't have them.
     template <class T, class Cache>
     UNIPREFILL_HOST_API status run(const head_rows<const T>& queries, const key_source<T, Cache>& keys,
                                    const key_source<T, Cache>& values, const attention_options& options,

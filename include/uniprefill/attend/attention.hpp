@@ -121,12 +121,11 @@ class prefill_attention<Policy, backend::host> {
                                    const head_rows<T>& out, float* lse, workspace memory,
                                    host_stream stream = {}) const noexcept;
 
-    /// The same with means of the blocks that lists skip. A row whose list has every block has the bits that
-    /// it has without means. NaN or infinity in a block can reach every query of its request that takes the
-    /// block's mean. The cost of a mean is that of a key.
+    /// The same with means of the blocks that lists skip, in all that is said above: errors, complexity (a
+    /// mean costs what a key does), determinism. A row whose list has every block has the bits that it has
+    /// without means. NaN or infinity in a block can reach every query of its request that takes its mean.
     /// @param means of this step's rows, by average_blocks() or the caller's own; null `keys`, or null
-    /// `offsets` of
-    ///              @p lists: none
+    ///              `offsets` of @p lists: none
     template <class T, class Cache, std::int32_t Build = detail::host_build>
     UNIPREFILL_HOST_API status run(const head_rows<const T>& queries, const key_source<T, Cache>& keys,
                                    const key_source<T, Cache>& values, const attention_options& options,

@@ -13,9 +13,9 @@ UNIPREFILL_BEGIN_NAMESPACE
 /// Averages the rows of every whole block of a step, for keys and values in one launch, with every array in
 /// device memory: the bits of the host's average_blocks(), but that sums below 2^-126 are 0.
 ///
-/// Bound by memory: it reads 2 * rows * num_kv_heads * head_dim elements once and writes a G-th of that. No
-/// synchronisation, no allocation, no workspace; capture-safe: replayed with other lengths. Offsets that make
-/// no sense are clamped to batch.num_rows. Deterministic, thread-safe.
+/// Bound by memory: it reads 2 * rows * num_kv_heads * head_dim elements once and writes a G-th of that,
+/// O(rows). No synchronisation, no allocation, no workspace; capture-safe: replayed with other lengths.
+/// Offsets that make no sense are clamped to batch.num_rows. Deterministic, thread-safe.
 ///
 /// @param device filled by cuda_device::current()
 /// @param keys   as values, and means: rows that start at multiples of 16 bytes, heads of whole 16 bytes

@@ -61,16 +61,17 @@ struct block_means {
 
 /// Averages the rows of every whole block of a step, on the host.
 ///
-/// Sums are in single precision, by rising row, and are rounded to T once. Deterministic: a block's bits
-/// follow from its rows alone. NaN and infinity stay in their block, head and element. Reads every key and
-/// value once: O(rows * num_kv_heads * head_dim), no workspace. Threads: OpenMP's, where the including
+/// Errors: invalid_argument, or what validate() says of @p bounds and @p batch; nothing has been written
+/// then. Sums are in single precision, by rising row, and are rounded to T once. Deterministic: a block's
+/// bits follow from its rows alone. NaN and infinity stay in their block, head and element. Reads every key
+/// and value once: O(rows * num_kv_heads * head_dim), no workspace. Threads: OpenMP's, where the including
 /// project compiles with it. Thread-safe.
 ///
 /// @param keys   [batch.num_rows, num_kv_heads, head_dim] of the rows that entered the layer, rotated
 /// @param values [batch.num_rows, num_kv_heads, head_dim] of the same rows
 /// @param batch  in host memory; checked with validate()
 /// @param means  at least block_means::rows_of(batch, bounds.block_rows) rows each; overlap nothing else
-/// @return the first argument that is wrong; nothing has been written then
+/// @return the first argument that is wrong
 /// @tparam Build names the compiler flags of the calling translation unit; leave it alone
 template <class T, std::int32_t Build = detail::host_build>
 UNIPREFILL_HOST_API status average_blocks(const head_rows<const T>& keys, const head_rows<const T>& values,

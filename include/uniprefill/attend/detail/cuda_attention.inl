@@ -4,7 +4,6 @@
 #pragma once
 
 #include <uniprefill/attend/detail/check_arguments.hpp>
-#include <uniprefill/attend/detail/check_means.hpp>
 #include <uniprefill/attend/detail/cuda_attend_bodies.cuh>
 #include <uniprefill/core/detail/check_device_batch.hpp>
 

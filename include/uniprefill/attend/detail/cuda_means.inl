@@ -3,7 +3,6 @@
 
 #pragma once
 
-#include <uniprefill/attend/detail/check_means.hpp>
 #include <uniprefill/core/detail/check_device_batch.hpp>
 #include <uniprefill/core/detail/row_search.hpp>
 #include <uniprefill/core/detail/scalar_math.hpp>

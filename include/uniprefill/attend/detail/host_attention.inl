@@ -5,7 +5,6 @@
 
 #include <uniprefill/attend/detail/attention_plan.hpp>
 #include <uniprefill/attend/detail/check_arguments.hpp>
-#include <uniprefill/attend/detail/check_means.hpp>
 #include <uniprefill/attend/detail/host_attention.hpp>
 
 #include <type_traits>
