@@ -100,7 +100,7 @@ void walk_item(const detail::attend_step& step, const detail::attend_item& item,
     bool means_began = false;
     detail::key_walk<TileKeys, G, list_entries, Means> walk(
         item, bounds_of(rows), step.lists.offsets != nullptr,
-        {step.lists.blocks + item.list_begin, item.list_entries});
+        {step.lists.blocks + item.list_begin, item.list_entries}, Means);
     tile now{};
     std::int32_t last = -1;
     for (std::int32_t tiles = 0; walk.next(now); ++tiles) {

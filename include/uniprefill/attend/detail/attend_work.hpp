@@ -243,8 +243,9 @@ class key_walk {
   public:
     using tile = key_tile<TileKeys, G, Means>;
 
-    UNIPREFILL_API key_walk(const attend_item& item, const item_reach& reach, bool has_lists,
-                            List list) noexcept
+    /// @param has_means read where Means says that there may be some
+    UNIPREFILL_API key_walk(const attend_item& item, const item_reach& reach, bool has_lists, List list,
+                            bool has_means = false) noexcept
         : list_(list)
         , reach_(reach)
         , context_(item.context)
@@ -265,7 +266,9 @@ class key_walk {
         if constexpr (Means) {
             // Tiles begin at multiples of their size, whatever rows see.
             means_.block = first_block_ / TileKeys * TileKeys;
-            means_.end = has_lists ? means_of<G>(reach.most, context_).to : 0;
+            means_.end = has_lists && has_means ? means_of<G>(reach.most, context_).to : 0;
+        } else {
+            static_cast<void>(has_means);
         }
     }
 
@@ -336,8 +339,8 @@ class key_walk {
                 if (block >= means_.block) {
                     break;
                 }
-                for (std::int32_t i = 0; i < tile::words;
-                     ++i) { // all of them, so that they stay in registers
+                // All of them, so that they stay in registers.
+                for (std::int32_t i = 0; i < tile::words; ++i) {
                     const bool here = block >= first && (block - first) / 32 == i;
                     out.skipped[i] &= here ? ~(std::uint32_t{1} << (block - first) % 32) : ~std::uint32_t{0};
                 }

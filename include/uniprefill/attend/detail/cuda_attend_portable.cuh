@@ -89,7 +89,8 @@ class UNIPREFILL_HIDDEN attend_portable_worker {
             const item_reach bounds = note_reach(item);
             const block_lists& lists = task_.step.lists;
             attend(walk_type(item, bounds, lists.offsets != nullptr,
-                             warp_list(lists.blocks + item.list_begin, item.list_entries)));
+                             warp_list(lists.blocks + item.list_begin, item.list_entries),
+                             task_.mean_keys.data != nullptr));
         }
     }
 
