@@ -43,8 +43,8 @@ struct arguments {
     std::string between;  ///< a file for the essays' text between windows, instead of measuring
     std::string tokenize; ///< a list of text files to turn into a stream, instead of measuring
     std::vector<std::string> policy_files;
-    std::string cache;              ///< a folder for the dense answers; empty: none
-    std::string set = "kinds";      ///< of rules: known_rules(), chunk_rules() or ablation_rules()
+    std::string cache;         ///< a folder for the dense answers; empty: none
+    std::string set = "kinds"; ///< of rules: known_rules(), mean_rules(), chunk_rules() or ablation_rules()
     std::vector<std::string> names; ///< of the rules to measure; none: all
     int threads = engine::usable_cores();
     engine::cpu::arithmetic kind = engine::cpu::arithmetic::automatic;
@@ -74,8 +74,8 @@ arguments parse(int argc, char** argv) {
         } else if (name == "--policy") {
             made.policy_files.push_back(value);
         } else if (name == "--rules") {
-            if (value != "kinds" && value != "chunks" && value != "ablations") {
-                throw engine::error(name, "kinds, chunks or ablations", value);
+            if (value != "kinds" && value != "means" && value != "chunks" && value != "ablations") {
+                throw engine::error(name, "kinds, means, chunks or ablations", value);
             }
             made.set = value;
         } else if (name == "--rule") {
@@ -302,7 +302,8 @@ json& results_of(json& windows, const quality_bench::window& wanted) {
 
 /// The rules that the command line asks for.
 std::vector<quality_bench::rule> rules_for(const arguments& chosen) {
-    auto rules = chosen.set == "chunks"      ? quality_bench::chunk_rules()
+    auto rules = chosen.set == "means"       ? quality_bench::mean_rules()
+                 : chosen.set == "chunks"    ? quality_bench::chunk_rules()
                  : chosen.set == "ablations" ? quality_bench::ablation_rules()
                                              : quality_bench::known_rules();
     for (const std::string& path : chosen.policy_files) {

@@ -6,6 +6,7 @@
 #include "engine/app/number_text.hpp"
 
 #include <initializer_list>
+#include <utility>
 
 namespace quality_bench {
 
@@ -34,6 +35,20 @@ engine::policy with_lists(engine::policy policy, double p) {
     policy.lists.emplace();
     policy.lists->rule = selection_rule::top_p(p, uniprefill::mass_scope::all);
     return policy;
+}
+
+/// The same, with the means of blocks that a head skips.
+engine::policy with_means(engine::policy policy, double p) {
+    policy = with_lists(std::move(policy), p);
+    policy.list_means = true;
+    return policy;
+}
+
+/// p as names have it: 0.90.
+std::string short_share(double p) {
+    std::string text = engine::short_number(p);
+    if (text.size() < 4) text += '0';
+    return text;
 }
 
 selection_rule outside(double p) {
@@ -68,6 +83,21 @@ std::vector<rule> known_rules() {
          reference{0.0210, 0.497, 0.155}},
         {"schedule A + lists 0.99", with_lists(schedule_a(), 0.99), reference{0.0108, 0.487, 0.141}},
     };
+}
+
+std::vector<rule> mean_rules() {
+    std::vector<rule> made;
+    const auto add = [&](const std::string& name, const engine::policy& without, double p) {
+        made.push_back({name + short_share(p), with_lists(without, p), std::nullopt});
+        made.push_back({name + short_share(p) + " with means", with_means(without, p), std::nullopt});
+    };
+    for (const double p : {0.99, 0.95, 0.90, 0.80}) {
+        add("lists ", policy_of({}), p);
+    }
+    for (const double p : {0.99, 0.95, 0.90}) {
+        add("schedule A + lists ", schedule_a(), p);
+    }
+    return made;
 }
 
 std::vector<rule> ablation_rules() {

@@ -28,6 +28,9 @@ struct rule {
 /// The rules that the bench knows; a new one is a line in rules.cpp.
 std::vector<rule> known_rules();
 
+/// Block lists without and with the means of skipped blocks, alone and with schedule A.
+std::vector<rule> mean_rules();
+
 /// "outside 0.98" with one thing changed at a time: G, n, sinks, p; and each layer by itself at p 0.90.
 std::vector<rule> ablation_rules();
 

@@ -4,9 +4,9 @@
 #
 # What dropping tokens does to SmolLM2's answers: the rules of rules.cpp on 31 windows of 8,000 tokens.
 #   bench/quality/run.sh [--data DIR] [--out FILE] [--arithmetic auto|fp32|bf16x3|bf16] [--policy FILE]... [--threads N]
-#       [--rules kinds|chunks|ablations] [--rule NAME]... [--device cpu|cuda]
+#       [--rules kinds|means|chunks|ablations] [--rule NAME]... [--device cpu|cuda]
 #   bench/quality/run.sh --passkeys [--lengths LIST] [--trials N] [--seed N] [the others, but --rules]
-# --rules chunks: prompts read in chunks, an hour on one thread; --rules ablations: one thing of "outside 0.98" changed at a time, hours; --rule: only these of the set.
+# --rules means: block lists without and with means of the blocks that they skip; --rules chunks: prompts read in chunks, an hour on one thread; --rules ablations: one thing of "outside 0.98" changed at a time, hours; --rule: only these of the set.
 # --passkeys: whether numbers hidden in essays are still found, dense and by the shipped policy (and by --rule, --policy);
 # trials that FILE (bench/results/quality_passkeys.json) already holds are not run again.
 # --device cuda: on a CUDA device, with a CUDA compiler and cuBLASLt: a minute or two; what its kernels don't do (G, n, revival) is left out.

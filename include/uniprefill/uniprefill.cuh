@@ -7,6 +7,7 @@
 
 #include <uniprefill/attend/attention.cuh>
 #include <uniprefill/attend/decode.cuh>
+#include <uniprefill/attend/means.cuh>
 #include <uniprefill/attend/merge.cuh>
 #include <uniprefill/core/cuda.cuh>
 #include <uniprefill/importance/importance.cuh>

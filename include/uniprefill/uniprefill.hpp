@@ -7,6 +7,7 @@
 
 #include <uniprefill/attend/attention.hpp>
 #include <uniprefill/attend/decode.hpp>
+#include <uniprefill/attend/means.hpp>
 #include <uniprefill/attend/merge.hpp>
 #include <uniprefill/attend/options.hpp>
 #include <uniprefill/comm/reduction.hpp>

@@ -126,6 +126,65 @@ std::vector<bool> reads_of(const scene<T>& what, const request_tensors& tensors,
     return reads;
 }
 
+/// What the query of a row meets: keys of its request and, where it takes them, means of blocks behind them.
+struct met_keys {
+    oracle::tensor k, v;
+    std::vector<double> log_weights; // [keys]
+    std::int32_t segment = -1;
+    int first_key = 0; ///< of the segment
+    int blocks = 0;    ///< whole ones
+
+    met_keys() = default;
+    template <class T>
+    met_keys(const scene<T>& what, const request_tensors& tensors, std::int32_t of_segment)
+        : k(tensors.k)
+        , v(tensors.v)
+        , log_weights(static_cast<std::size_t>(tensors.k.rows), 0.0)
+        , segment(of_segment) {
+        const model& shape = what.keys.shape();
+        const std::size_t r = what.request_of(segment);
+        const std::int32_t begin = what.keys.cu_segments[static_cast<std::size_t>(segment)];
+        const std::int32_t end = what.keys.cu_segments[static_cast<std::size_t>(segment) + 1];
+        first_key = what.keys.cached_lens[r] + begin - what.keys.cu_seqlens[r];
+        if (!what.means || what.lists.heads == 0) {
+            return;
+        }
+        blocks = (end - begin) / shape.block_rows;
+        const auto append = [&](oracle::tensor& to, const std::vector<T>& means) {
+            const std::int64_t row = std::int64_t{to.heads} * to.dim;
+            const std::int64_t first = (begin / shape.block_rows + segment) * row; // block_offset()
+            for (std::int64_t i = 0; i < blocks * row; ++i) {
+                to.data.push_back(
+                    static_cast<double>(up::to_float(means[static_cast<std::size_t>(first + i)])));
+            }
+            to.rows += blocks;
+        };
+        append(k, what.mean_keys);
+        append(v, what.mean_values);
+        log_weights.resize(static_cast<std::size_t>(k.rows), std::log(shape.block_rows));
+    }
+
+    /// Adds the means to what a row reads, by the definition: blocks that it sees whole, reads nothing of and
+    /// isn't in.
+    template <class T>
+    void add_means(const scene<T>& what, const request_tensors& tensors, std::int32_t row,
+                   std::vector<bool>& reads) const {
+        const std::int32_t G = what.keys.shape().block_rows;
+        const int position = what.keys.positions[static_cast<std::size_t>(row)];
+        const std::vector<bool> seen = oracle::stored_causal_mask(
+            {position}, tensors.key_positions, tensors.key_positions, what.options.window)[0];
+        const std::vector<bool> keys_read = reads;
+        for (int block = 0; block < blocks; ++block) {
+            bool skipped = true;
+            for (int key = first_key + block * G; key < first_key + (block + 1) * G; ++key) {
+                const auto at = static_cast<std::size_t>(key);
+                skipped = skipped && seen[at] && !keys_read[at] && tensors.key_positions[at] != position;
+            }
+            reads.push_back(skipped);
+        }
+    }
+};
+
 /// Compares a share of the queries with the oracle's rows.
 template <class T>
 void check(const scene<T>& what, const output<T>& got, std::int32_t most_rows = 1 << 30) {
@@ -135,6 +194,7 @@ void check(const scene<T>& what, const output<T>& got, std::int32_t most_rows = 
     for (std::size_t r = 0; r < what.keys.data.size(); ++r) {
         tensors.emplace_back(what, r);
     }
+    met_keys met;
     const std::int32_t every = (what.num_queries() + most_rows - 1) / std::max(most_rows, 1);
     for (std::int32_t query = 0; query < what.num_queries(); query += std::max(every, 1)) {
         const std::int32_t row = what.row_of(query);
@@ -143,12 +203,16 @@ void check(const scene<T>& what, const output<T>& got, std::int32_t most_rows = 
             ++segment;
         }
         const std::size_t r = what.request_of(segment);
+        if (met.segment != segment) {
+            met = met_keys(what, tensors[r], segment);
+        }
         for (std::int32_t head = 0; head < shape.heads; ++head) {
-            const std::vector<bool> reads = reads_of(what, tensors[r], segment, row, head);
+            std::vector<bool> reads = reads_of(what, tensors[r], segment, row, head);
+            met.add_means(what, tensors[r], row, reads);
             const oracle::attended_row right =
-                oracle::attend_row(tensors[r].q, row - what.keys.cu_seqlens[r], head, tensors[r].k,
-                                   tensors[r].v, parameters, reads, 8);
-            const error_bound bound(right, tensors[r].k.rows, parameters.softcap > 0);
+                oracle::attend_row(tensors[r].q, row - what.keys.cu_seqlens[r], head, met.k, met.v,
+                                   parameters, reads, 8, met.log_weights);
+            const error_bound bound(right, met.k.rows, parameters.softcap > 0);
             INFO("query " << query << ", row " << row << " of segment " << segment << ", head " << head
                           << ", reads " << right.reads);
             check_row(right, bound, got.at(query, head),

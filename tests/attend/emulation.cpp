@@ -64,19 +64,55 @@ detail::item_reach bounds_of(const std::vector<detail::row_reach>& rows) {
     return made;
 }
 
-/// Walks through an item. @p meet is told of each row and key that isn't masked.
-template <std::int32_t TileKeys, std::int32_t G, class Meet>
+/// What lanes make of a tile of means: @p meet_mean is told of each row and block that isn't masked.
+template <std::int32_t G, class Tile, class Meet>
+void meet_means(const Tile& what, std::int32_t tile_keys, const detail::attend_item& item,
+                const std::vector<detail::row_reach>& rows, const Meet& meet_mean) {
+    REQUIRE((what.masked && what.unlisted == 0 && what.first[0] % tile_keys == 0));
+    const std::int32_t whole = item.segment_rows / G;
+    bool sound = true;
+    for (std::int32_t in_tile = 0; in_tile < tile_keys; ++in_tile) {
+        const std::int32_t slot = in_tile / Tile::slot_keys;
+        const std::int32_t block = what.first[0] + in_tile;
+        const bool brought = what.first[slot] + in_tile % Tile::slot_keys < what.end[slot];
+        sound =
+            sound && (!brought || (what.first[slot] + in_tile % Tile::slot_keys == block && block < whole));
+        for (std::size_t row = 0; row < rows.size(); ++row) {
+            const detail::mean_range range = detail::means_of<G>(rows[row], item.context);
+            if (block >= range.from && block < range.to &&
+                (what.skipped[in_tile / 32] >> (in_tile % 32) & 1u) != 0) {
+                sound = sound && brought;
+                meet_mean(row, block);
+            }
+        }
+    }
+    REQUIRE(sound);
+}
+
+/// Walks through an item. @p meet is told of each row and key that isn't masked, and @p meet_mean of rows and
+/// blocks by means, which come last.
+template <std::int32_t TileKeys, std::int32_t G, bool Means, class Meet, class MeetMean>
 void walk_item(const detail::attend_step& step, const detail::attend_item& item,
-               const std::vector<detail::row_reach>& rows, bool sound, const Meet& meet) {
-    using tile = detail::key_tile<TileKeys, G>;
+               const std::vector<detail::row_reach>& rows, bool sound, const Meet& meet,
+               const MeetMean& meet_mean) {
+    using tile = detail::key_tile<TileKeys, G, Means>;
     const std::int32_t keys = item.context + item.segment_rows;
-    detail::key_walk<TileKeys, G, list_entries> walk(
+    bool means_began = false;
+    detail::key_walk<TileKeys, G, list_entries, Means> walk(
         item, bounds_of(rows), step.lists.offsets != nullptr,
-        {step.lists.blocks + item.list_begin, item.list_entries});
-    tile now;
+        {step.lists.blocks + item.list_begin, item.list_entries}, Means);
+    tile now{};
     std::int32_t last = -1;
     for (std::int32_t tiles = 0; walk.next(now); ++tiles) {
-        REQUIRE(tiles <= 2 + 2 * (keys + item.list_entries * G) / TileKeys);
+        REQUIRE(tiles <= 3 + 3 * (keys + item.list_entries * G) / TileKeys);
+        if constexpr (Means) {
+            REQUIRE((now.of_means || !means_began));
+            if (now.of_means) {
+                means_began = true;
+                meet_means<G>(now, TileKeys, item, rows, meet_mean);
+                continue;
+            }
+        }
         for (std::int32_t slot = 0; slot < tile::slots; ++slot) {
             const std::int32_t first = now.first[slot];
             const std::int32_t end = now.end[slot];
@@ -103,8 +139,25 @@ void walk_item(const detail::attend_step& step, const detail::attend_item& item,
     }
 }
 
-/// @return pairs of rows and keys that were met
-template <std::int32_t TileKeys, std::int32_t G>
+/// Blocks that a row meets by their means, by the definition.
+std::vector<bool> skips_of(const scene<float>& what, const request_tensors& tensors, std::int32_t segment,
+                           std::int32_t row, std::vector<bool> reads) {
+    met_keys met;
+    if (what.lists.heads > 0) {
+        const model& shape = what.keys.shape();
+        const auto s = static_cast<std::size_t>(segment);
+        const std::int32_t begin = what.keys.cu_segments[s];
+        const std::size_t r = what.request_of(segment);
+        met.first_key = what.keys.cached_lens[r] + begin - what.keys.cu_seqlens[r];
+        met.blocks = (what.keys.cu_segments[s + 1] - begin) / shape.block_rows;
+    }
+    const std::size_t keys = reads.size();
+    met.add_means(what, tensors, row, reads);
+    return {reads.begin() + static_cast<std::ptrdiff_t>(keys), reads.end()};
+}
+
+/// @return pairs of rows and keys, or means, that were met
+template <std::int32_t TileKeys, std::int32_t G, bool Means>
 std::int64_t check_scene(scene<float>& what, std::int32_t tile_rows) {
     const model& shape = what.keys.shape();
     const detail::attend_step step = step_of(what, tile_rows);
@@ -122,6 +175,7 @@ std::int64_t check_scene(scene<float>& what, std::int32_t tile_rows) {
             REQUIRE((item.unit >= 0 && item.unit < step.units));
             std::vector<detail::row_reach> rows;
             std::vector<std::vector<bool>> right;
+            std::vector<std::vector<bool>> skips;
             for (std::int32_t row = 0; row < item.num_rows; ++row) {
                 const detail::item_row where = detail::row_of(step, item, row);
                 REQUIRE((where.head / (shape.heads / step.units) == item.unit));
@@ -129,15 +183,24 @@ std::int64_t check_scene(scene<float>& what, std::int32_t tile_rows) {
                 rows.push_back(detail::reach_of(step, item, row));
                 right.push_back(reads_of(what, tensors[what.request_of(segment)], segment,
                                          what.row_of(where.kept), where.head));
+                skips.push_back(Means ? skips_of(what, tensors[what.request_of(segment)], segment,
+                                                 what.row_of(where.kept), right.back())
+                                      : std::vector<bool>{});
             }
-            walk_item<TileKeys, G>(step, item, rows, true, [&](std::size_t row, std::int32_t key) {
-                if (!right[row][static_cast<std::size_t>(key)]) {
-                    CAPTURE(row, key);
-                    FAIL("a key that the row doesn't read, or has met before");
+            const auto meet_once = [&](std::vector<std::vector<bool>>& left, std::size_t row,
+                                       std::int32_t at) {
+                if (!left[row][static_cast<std::size_t>(at)]) {
+                    CAPTURE(row, at, &left == &skips);
+                    FAIL("a key, or mean, that the row doesn't read, or has met before");
                 }
-                right[row][static_cast<std::size_t>(key)] = false; // once
+                left[row][static_cast<std::size_t>(at)] = false;
                 ++pairs;
-            });
+            };
+            walk_item<TileKeys, G, Means>(
+                step, item, rows, true,
+                [&](std::size_t row, std::int32_t key) { meet_once(right, row, key); },
+                [&](std::size_t row, std::int32_t block) { meet_once(skips, row, block); });
+            right.insert(right.end(), skips.begin(), skips.end());
             for (const std::vector<bool>& row : right) {
                 REQUIRE(std::none_of(row.begin(), row.end(), [](bool left) { return left; }));
             }
@@ -157,6 +220,9 @@ scene<float> any_scene(generator& random, std::uint64_t number) {
     std::vector<request> requests;
     for (std::int32_t r = 1 + random.below(3); r > 0; --r) {
         requests.push_back(random.any_request(shape));
+    }
+    if (random.chance(15)) {
+        requests[0].segments.push_back(G == 16 ? 700 : 2 * G + 50); // more blocks than some tiles have keys
     }
     scene<float> what(shape, requests);
     if (random.chance(40)) {
@@ -184,6 +250,7 @@ scene<float> any_scene(generator& random, std::uint64_t number) {
 template <std::int32_t G>
 void check_block_rows() {
     std::int64_t pairs = 0;
+    std::int64_t means = 0;
     for (const std::uint32_t number : uniprefill_test::spread_cases(40, 6)) {
         generator random(uniprefill_test::seed() * 1000 + number * 8 + G);
         scene<float> what = any_scene<G>(random, number);
@@ -191,14 +258,19 @@ void check_block_rows() {
         INFO("case " << number << ", G " << G << ", " << shape.heads << '/' << shape.kv_heads
                      << " heads, window " << what.options.window << ", lists " << what.lists.heads << " of "
                      << what.lists.window << ", queries " << what.num_queries());
-        const std::int64_t met = check_scene<128, G>(what, 128);
-        REQUIRE(check_scene<128, G>(what, 192) == met);
-        REQUIRE(check_scene<64, G>(what, 128) == met);
-        REQUIRE(check_scene<32, G>(what, 128) == met);
-        REQUIRE(check_scene<64, G>(what, 1) == met);
+        const std::int64_t met = check_scene<128, G, false>(what, 128);
+        REQUIRE(check_scene<128, G, false>(what, 192) == met);
+        REQUIRE(check_scene<64, G, false>(what, 128) == met);
+        REQUIRE(check_scene<32, G, false>(what, 128) == met);
+        REQUIRE(check_scene<64, G, false>(what, 1) == met);
+        const std::int64_t with_means = check_scene<128, G, true>(what, 128);
+        REQUIRE(check_scene<64, G, true>(what, 128) == with_means);
+        REQUIRE(check_scene<32, G, true>(what, 1) == with_means);
         pairs += met;
+        means += with_means - met;
     }
     REQUIRE(pairs > 0);
+    REQUIRE(means > 0);
 }
 
 /// Lists and row maps that the host backend refuses: kernels take what comes.
@@ -241,8 +313,12 @@ void check_nonsense() {
                     rows.push_back(detail::reach_of(step, item, row));
                 }
                 const auto keys = item.context + item.segment_rows;
-                walk_item<64, G>(step, item, rows, false,
-                                 [&](std::size_t, std::int32_t key) { REQUIRE((key >= 0 && key < keys)); });
+                walk_item<64, G, true>(
+                    step, item, rows, false,
+                    [&](std::size_t, std::int32_t key) { REQUIRE((key >= 0 && key < keys)); },
+                    [&](std::size_t, std::int32_t block) {
+                        REQUIRE((block >= 0 && block < item.segment_rows / G));
+                    });
             }
         }
     }

@@ -12,10 +12,13 @@
 #include "support/scale.hpp"
 
 #include <uniprefill/attend/attention.cuh>
+#include <uniprefill/attend/means.cuh>
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <iostream>
+#include <limits>
 #include <vector>
 
 namespace attend_test {
@@ -153,12 +156,63 @@ class device_output {
     device_array<float> lse_;
 };
 
-/// Attends on the device, between guard bytes.
-template <class Policy, class T, class Cache>
+/// Means of blocks in device memory: NaN until they are averaged there.
+template <class T>
+class device_means {
+  public:
+    explicit device_means(const up::limits& bounds)
+        : bounds_(bounds)
+        , keys_(size_of(bounds))
+        , values_(size_of(bounds)) {
+        forget();
+    }
+    void forget() {
+        const T nan = up::from_float<T>(std::numeric_limits<float>::quiet_NaN());
+        keys_.set(std::vector<T>(keys_.size(), nan));
+        values_.set(std::vector<T>(values_.size(), nan));
+    }
+    [[nodiscard]] up::block_means<T> view() const { return {rows_of(keys_), rows_of(values_)}; }
+    [[nodiscard]] up::status average(device_scene<T>& from, const up::cuda_device& device,
+                                     up::backend::cuda::stream stream) const {
+        return up::average_blocks(device, from.key_rows(), from.value_rows(), from.batch(), bounds_, view(),
+                                  stream);
+    }
+    /// Those of a scene that use_means() has averaged on the host, bit for bit; nothing else is written.
+    void check(const scene<T>& what) const {
+        check(keys_.get(), what.mean_keys, "keys");
+        check(values_.get(), what.mean_values, "values");
+    }
+
+  private:
+    static std::size_t size_of(const up::limits& bounds) {
+        return static_cast<std::size_t>(bounds.max_blocks() * bounds.num_kv_heads * bounds.head_dim);
+    }
+    static void check(const std::vector<T>& came, const std::vector<T>& right, const char* which) {
+        REQUIRE(came.size() >= right.size());
+        for (std::size_t i = 0; i < right.size(); ++i) {
+            if (std::memcmp(&came[i], &right[i], sizeof(T)) != 0) {
+                CAPTURE(which, i, up::to_float(came[i]), up::to_float(right[i]));
+                FAIL("another mean than the host's");
+            }
+        }
+    }
+    [[nodiscard]] up::head_rows<T> rows_of(const device_array<T>& from) const {
+        const std::int64_t row = std::int64_t{bounds_.num_kv_heads} * bounds_.head_dim;
+        return {from.data(),          row,
+                bounds_.head_dim,     static_cast<std::int32_t>(bounds_.max_blocks()),
+                bounds_.num_kv_heads, bounds_.head_dim};
+    }
+
+    up::limits bounds_;
+    device_array<T> keys_, values_;
+};
+
+/// Attends on the device, between guard bytes; with means of its own where the scene uses means.
+template <class Policy, bool Means = false, class T, class Cache>
 output<T> attend_on_device(scene<T>& what, device_scene<T>& on_device, const Cache& cached_keys,
                            const Cache& cached_values, const up::cuda_device& device) {
     const up::prefill_attention<Policy, up::backend::cuda> attention(what.keys.tight_limits(), device);
-    const up::status ready = attention.template prepare<T, Cache>();
+    const up::status ready = attention.template prepare<T, Cache, Means>();
     INFO(message(ready));
     REQUIRE(ready.ok());
     constexpr std::size_t guard = 4096;
@@ -166,11 +220,26 @@ output<T> attend_on_device(scene<T>& what, device_scene<T>& on_device, const Cac
     const device_array<unsigned char> memory(bytes + guard);
     uniprefill_test::check_cuda(cudaMemset(memory.data() + bytes, 0xa5, guard), "guard bytes");
     const device_output<T> out(what.keys.shape(), what.num_queries());
-    const up::status done =
-        attention.run(on_device.query_rows(), up::key_source<T, Cache>{on_device.key_rows(), cached_keys},
-                      up::key_source<T, Cache>{on_device.value_rows(), cached_values}, on_device.options(),
-                      on_device.batch(), on_device.kept(), on_device.lists(), out.rows(), out.lse(),
-                      up::workspace(memory.data(), bytes), nullptr);
+    const up::key_source<T, Cache> keys{on_device.key_rows(), cached_keys};
+    const up::key_source<T, Cache> values{on_device.value_rows(), cached_values};
+    const up::workspace scratch(memory.data(), bytes);
+    up::status done;
+    if constexpr (Means) {
+        const device_means<T> means(what.keys.tight_limits());
+        if (what.means) {
+            const up::status averaged = means.average(on_device, device, nullptr);
+            INFO(message(averaged));
+            REQUIRE(averaged.ok());
+            means.check(what);
+        }
+        done = attention.run(on_device.query_rows(), keys, values, on_device.options(), on_device.batch(),
+                             on_device.kept(), on_device.lists(),
+                             what.means ? means.view() : up::block_means<T>{}, out.rows(), out.lse(), scratch,
+                             nullptr);
+    } else {
+        done = attention.run(on_device.query_rows(), keys, values, on_device.options(), on_device.batch(),
+                             on_device.kept(), on_device.lists(), out.rows(), out.lse(), scratch, nullptr);
+    }
     INFO(message(done));
     REQUIRE(done.ok());
     output<T> made = out.get(what.num_queries());
@@ -226,6 +295,7 @@ double check_on_device(const scene<T>& what, const std::vector<output<T>>& resul
         tensors.emplace_back(what, r);
     }
     double worst = 0;
+    met_keys met;
     const std::int32_t every = std::max((what.num_queries() + most_rows - 1) / most_rows, 1);
     for (std::int32_t query = 0; query < what.num_queries(); query += every) {
         const std::int32_t row = what.row_of(query);
@@ -234,11 +304,15 @@ double check_on_device(const scene<T>& what, const std::vector<output<T>>& resul
             ++segment;
         }
         const std::size_t r = what.request_of(segment);
+        if (met.segment != segment) {
+            met = met_keys(what, tensors[r], segment);
+        }
         for (std::int32_t head = 0; head < shape.heads; ++head) {
-            const std::vector<bool> reads = reads_of(what, tensors[r], segment, row, head);
+            std::vector<bool> reads = reads_of(what, tensors[r], segment, row, head);
+            met.add_means(what, tensors[r], row, reads);
             const oracle::attended_row right =
-                oracle::attend_row(tensors[r].q, row - what.keys.cu_seqlens[r], head, tensors[r].k,
-                                   tensors[r].v, parameters, reads, shape.head_dim / 16 + 8);
+                oracle::attend_row(tensors[r].q, row - what.keys.cu_seqlens[r], head, met.k, met.v,
+                                   parameters, reads, shape.head_dim / 16 + 8, met.log_weights);
             const device_bound bound(right, parameters.softcap);
             for (std::size_t k = 0; k < results.size(); ++k) {
                 INFO("result " << k << ", query " << query << ", row " << row << " of segment " << segment

@@ -37,17 +37,20 @@ bool some_rows(std::uint64_t seed, std::int32_t row) {
     return coin(seed, 2, 0, static_cast<std::uint64_t>(row), 60);
 }
 
-enum class kind { dense, by_query_head, by_kv_head };
+enum class kind { dense, by_query_head, by_kv_head, with_means };
 
 template <class T>
 scene<T> make(const std::vector<request>& requests, kind lists, bool drop) {
     scene<T> what(shape, requests);
     what.set_window(drop ? 200 : 0);
     if (lists != kind::dense) {
-        what.list_blocks(lists == kind::by_query_head ? shape.heads : shape.kv_heads, 20, some_blocks);
+        what.list_blocks(lists == kind::by_kv_head ? shape.kv_heads : shape.heads, 20, some_blocks);
     }
     if (drop) {
         what.keep_rows(some_rows);
+    }
+    if (lists == kind::with_means) {
+        what.use_means();
     }
     return what;
 }
@@ -70,7 +73,7 @@ std::vector<std::vector<std::uint32_t>> of_request(const scene<T>& what, const o
 
 TEMPLATE_TEST_CASE("attention: any packing gives the same bits", "[attend]", float, up::bfloat16) {
     const std::vector<request> requests = some_requests();
-    for (const kind lists : {kind::dense, kind::by_query_head, kind::by_kv_head}) {
+    for (const kind lists : {kind::dense, kind::by_query_head, kind::by_kv_head, kind::with_means}) {
         for (const bool drop : {false, true}) {
             std::vector<std::vector<std::vector<std::uint32_t>>> alone;
             for (const request& one : requests) {
@@ -101,7 +104,7 @@ TEST_CASE("attention: any number of threads gives the same bits", "[attend]") {
     std::vector<request> requests = some_requests();
     requests[0].segments = {1500};
     const int before = omp_get_max_threads();
-    for (const kind lists : {kind::dense, kind::by_query_head}) {
+    for (const kind lists : {kind::dense, kind::by_query_head, kind::with_means}) {
         auto what = make<float>(requests, lists, false);
         omp_set_num_threads(1);
         const output<float> expected = attend(what);
@@ -120,7 +123,7 @@ TEST_CASE("attention: any number of threads gives the same bits", "[attend]") {
 
 TEMPLATE_TEST_CASE("attention: kept rows have the bits that they have among all rows", "[attend]", float,
                    up::half) {
-    for (const kind lists : {kind::dense, kind::by_query_head, kind::by_kv_head}) {
+    for (const kind lists : {kind::dense, kind::by_query_head, kind::by_kv_head, kind::with_means}) {
         auto after = make<TestType>(some_requests(), lists, false);
         after.set_window(200);
         auto before = make<TestType>(some_requests(), lists, true);

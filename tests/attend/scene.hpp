@@ -12,6 +12,7 @@
 #include <uniprefill/attend/attention.hpp>
 
 #include <functional>
+#include <limits>
 
 namespace attend_test {
 
@@ -123,6 +124,31 @@ struct scene {
     }
 
     /// @param pick told the row's index among those of its request
+    /// Gives attention the means of its blocks. What nobody averages is NaN, and must not be read.
+    void use_means() {
+        means = true;
+        const up::limits bounds = keys.tight_limits();
+        const auto row = static_cast<std::size_t>(bounds.num_kv_heads * bounds.head_dim);
+        const T nan = up::from_float<T>(std::numeric_limits<float>::quiet_NaN());
+        mean_keys.assign(static_cast<std::size_t>(bounds.max_blocks()) * row, nan);
+        mean_values = mean_keys;
+        const up::status done =
+            up::average_blocks(keys.key_rows(), values.key_rows(), keys.batch(), bounds, mean_rows());
+        INFO(message(done));
+        REQUIRE(done.ok());
+    }
+    /// Null ones where they aren't used.
+    [[nodiscard]] up::block_means<T> mean_rows() {
+        if (!means) {
+            return {};
+        }
+        const model& shape = keys.shape();
+        const std::int64_t row = std::int64_t{shape.kv_heads} * shape.head_dim;
+        const auto blocks = static_cast<std::int32_t>(keys.tight_limits().max_blocks());
+        return {{mean_keys.data(), row, shape.head_dim, blocks, shape.kv_heads, shape.head_dim},
+                {mean_values.data(), row, shape.head_dim, blocks, shape.kv_heads, shape.head_dim}};
+    }
+
     void keep_rows(const pick_row& pick) {
         kept = {};
         kept.identity = false;
@@ -165,6 +191,8 @@ struct scene {
     std::vector<float> sinks; ///< options.params names them
     list_set lists;
     kept_set kept;
+    bool means = false;
+    std::vector<T> mean_keys, mean_values; // [max_blocks, kv_heads, head_dim]
 
   private:
     static std::vector<request> reseeded(std::vector<request> requests) {
@@ -174,6 +202,18 @@ struct scene {
         return requests;
     }
 };
+
+/// Makes every row of a block its first. Attention sees that, the oracle doesn't.
+template <class T>
+void flatten_blocks(step<T>& what) {
+    const std::int64_t row = std::int64_t{what.shape().kv_heads} * what.shape().head_dim;
+    for (std::size_t s = 0; s + 1 < what.cu_segments.size(); ++s) {
+        for (std::int32_t i = what.cu_segments[s]; i < what.cu_segments[s + 1]; ++i) {
+            const std::int32_t in_block = (i - what.cu_segments[s]) % what.shape().block_rows;
+            std::copy_n(what.keys.begin() + (i - in_block) * row, row, what.keys.begin() + i * row);
+        }
+    }
+}
 
 template <class T>
 struct output {
@@ -236,11 +276,11 @@ output<T> attend(scene<T>& what, const Cache& cached_keys, const Cache& cached_v
     const up::head_rows<const T> q{queries.data(), wide - 3,    shape.head_dim,
                                    count,          shape.heads, shape.head_dim};
     const up::head_rows<T> out{rows.data(), wide, shape.head_dim, count, shape.heads, shape.head_dim};
-    const up::status done =
-        attention.run(q, up::key_source<T, Cache>{what.keys.key_rows(), cached_keys},
-                      up::key_source<T, Cache>{what.values.key_rows(), cached_values}, what.options, batch,
-                      what.kept.view(batch), what.lists.view(shape.block_rows, batch.num_segments), out,
-                      result.lse.data(), up::workspace(memory.data(), attention.workspace_bytes()));
+    const up::status done = attention.run(
+        q, up::key_source<T, Cache>{what.keys.key_rows(), cached_keys},
+        up::key_source<T, Cache>{what.values.key_rows(), cached_values}, what.options, batch,
+        what.kept.view(batch), what.lists.view(shape.block_rows, batch.num_segments), what.mean_rows(), out,
+        result.lse.data(), up::workspace(memory.data(), attention.workspace_bytes()));
     INFO(message(done));
     REQUIRE(done.ok());
     REQUIRE(memory.is_intact());

@@ -41,7 +41,7 @@ bool same(const engine::policy& a, const engine::policy& b) {
     }
     if (equal && a.lists) {
         equal = same(a.lists->rule, b.lists->rule) && a.lists->sink == b.lists->sink &&
-                a.lists->window == b.lists->window;
+                a.lists->window == b.lists->window && a.list_means == b.list_means;
     }
     return equal;
 }
@@ -157,7 +157,10 @@ TEST_CASE("app: policies survive being written and read") {
             layer += 1 + below(5);
             made.rules.push_back({layer, any_rule()});
         }
-        if (below(2) == 1) made.lists = uniprefill::list_options<>{any_rule(), below(500), below(500)};
+        if (below(2) == 1) {
+            made.lists = uniprefill::list_options<>{any_rule(), below(500), below(500)};
+            made.list_means = below(2) == 1;
+        }
         const std::string text = engine::write_policy(made);
         INFO(text);
         CHECK(same(parse_policy(text, "f"), made));
@@ -221,6 +224,7 @@ TEST_CASE("app: bad policies are refused by path") {
         {with(R"("layers": [], "lists": {"layer": 1})"), "lists.layer: expected a key that policies have"},
         {with(R"("layers": [], "lists": {"p": 2})"), "lists.p: expected a number in (0, 1], came 2"},
         {with(R"("layers": [], "lists": {"window": -1})"), "lists.window: expected 0 to"},
+        {with(R"("layers": [], "lists": {"mean": 1})"), "lists.mean: expected true or false, came 1"},
         {with(R"("layers": [], "lists": {"sink": 0.5})"), "lists.sink: expected a whole number, came 0.5"},
         {with(R"("layers": [], "lists": {"selector": "fixed-ratio"})"),
          "lists.p: expected a number in (0, 1] for"},

@@ -251,7 +251,20 @@ struct request {
     std::vector<std::int64_t> list_offsets; // empty: no lists
     std::vector<std::int32_t> listed;
     int first_key = 0, block_keys = 0, list_window = 0;
+    std::vector<float> mean_k, mean_v; // [whole blocks, kv_heads, dim], empty: no means
 
+    int mean_blocks() const {
+        return mean_k.empty() ? 0 : (static_cast<int>(key_positions.size()) - first_key) / block_keys;
+    }
+    // Whether a query meets a block by its mean: it sees all of it, reads nothing of it and isn't in it.
+    bool skips(int head, int query_position, int block) const {
+        const std::int64_t begin = first_key + std::int64_t{block} * block_keys;
+        for (std::int64_t i = begin; i < begin + block_keys; ++i) {
+            const int distance = query_position - key_positions[size(i)];
+            if (distance <= 0 || (window > 0 && distance >= window) || reads(head, distance, i)) return false;
+        }
+        return true;
+    }
     bool reads(int head, int distance, std::int64_t key) const {
         if (distance < 0 || (window > 0 && distance >= window)) return false;
         if (list_offsets.empty() || key < first_key) return true;
@@ -290,7 +303,13 @@ struct request {
         c.keys = view(k, k16);
         c.values = view(v, v16);
         if (!list_offsets.empty()) {
-            c.lists = {list_offsets.data(), listed.data(), first_key, block_keys, list_window};
+            c.lists = {list_offsets.data(),
+                       listed.data(),
+                       first_key,
+                       block_keys,
+                       list_window,
+                       mean_k.empty() ? nullptr : mean_k.data(),
+                       mean_v.empty() ? nullptr : mean_v.data()};
         }
         out.assign(query_positions.size() * size(query_heads * dim), -7.0f);
         c.out = out.data();
@@ -360,19 +379,28 @@ std::vector<double> plain_attention(const request& r) {
     const int group = r.query_heads / r.kv_heads;
     const double scale = 1.0 / std::sqrt(static_cast<double>(r.dim));
     std::vector<double> out;
-    std::vector<double> weight(r.key_positions.size());
+    const std::size_t keys = r.key_positions.size();
+    std::vector<double> weight(keys + size(r.mean_blocks())); // means behind keys
+    const auto element = [&](const std::vector<float>& rows, const std::vector<float>& means, std::size_t i,
+                             int head, int c) {
+        return i < keys ? r.key(rows, static_cast<std::int64_t>(i), head, c)
+                        : static_cast<double>(
+                              means[((i - keys) * size(r.kv_heads) + size(head)) * size(r.dim) + size(c)]);
+    };
     for (std::size_t q = 0; q < r.query_positions.size(); ++q) {
         for (int h = 0; h < r.query_heads; ++h) {
             double largest = -INFINITY, sum = 0;
             for (std::size_t i = 0; i < weight.size(); ++i) {
-                const int distance = r.query_positions[q] - r.key_positions[i];
                 weight[i] = -INFINITY;
-                if (!r.reads(h, distance, static_cast<std::int64_t>(i))) continue;
-                weight[i] = 0;
+                const bool counts = i < keys ? r.reads(h, r.query_positions[q] - r.key_positions[i],
+                                                       static_cast<std::int64_t>(i))
+                                             : r.skips(h, r.query_positions[q], static_cast<int>(i - keys));
+                if (!counts) continue;
+                weight[i] = i < keys ? 0 : std::log(static_cast<double>(r.block_keys));
                 for (int c = 0; c < r.dim; ++c) {
                     const auto at = static_cast<std::int64_t>(q) * r.query_stride() + h * (r.dim + 1) + c;
-                    weight[i] += static_cast<double>(r.q[size(at)]) *
-                                 r.key(r.k, static_cast<std::int64_t>(i), h / group, c) * scale;
+                    weight[i] +=
+                        static_cast<double>(r.q[size(at)]) * element(r.k, r.mean_k, i, h / group, c) * scale;
                 }
                 largest = std::max(largest, weight[i]);
             }
@@ -383,8 +411,7 @@ std::vector<double> plain_attention(const request& r) {
             for (int c = 0; c < r.dim; ++c) {
                 double total = 0;
                 for (std::size_t i = 0; i < weight.size(); ++i) {
-                    if (weight[i] > 0)
-                        total += weight[i] * r.key(r.v, static_cast<std::int64_t>(i), h / group, c);
+                    if (weight[i] > 0) total += weight[i] * element(r.v, r.mean_v, i, h / group, c);
                 }
                 out.push_back(sum > 0 ? total / sum : 0);
             }
@@ -408,6 +435,15 @@ request with_lists(request r, int first_key, int block_keys, int list_window, do
         }
         r.list_offsets.push_back(static_cast<std::int64_t>(r.listed.size()));
     }
+    return r;
+}
+
+// Any numbers for means: attention takes them at their word.
+request with_means(request r, unsigned seed) {
+    const std::int64_t blocks =
+        (static_cast<std::int64_t>(r.key_positions.size()) - r.first_key) / r.block_keys;
+    r.mean_k = normal(blocks * r.kv_heads * r.dim, seed, 1.0f);
+    r.mean_v = normal(blocks * r.kv_heads * r.dim, seed + 1);
     return r;
 }
 
@@ -456,6 +492,14 @@ std::vector<request> requests() {
     listed(700, 64, 40, 0.2, false, 0, 1); // no block: all keys are context
     listed(0, 64, 64, 0, true, 0, 1);
     listed(0, 64, 64, 1, false, 0, 1);
+    for (std::size_t i = 0, count = all.size(); i < count; ++i) {
+        if (all[i].list_offsets.empty()) continue;
+        all.push_back(with_means(all[i], static_cast<unsigned>(3000 + 2 * i)));
+    }
+    // More blocks than a tile has keys.
+    all.push_back(with_means(
+        with_lists(random_request(4, 2, 32, 1500, 1, 0.05, 0, false, false, 2900), 3, 8, 20, 0.4, 2901),
+        2902));
     return all;
 }
 
@@ -467,6 +511,9 @@ TEST_CASE("attention pairs are counted", "[engine][cpu][attention]") {
             for (const std::int32_t query : r.query_positions) {
                 for (std::size_t i = 0; i < r.key_positions.size(); ++i) {
                     pairs += r.reads(head, query - r.key_positions[i], static_cast<std::int64_t>(i)) ? 1 : 0;
+                }
+                for (int block = 0; block < r.mean_blocks(); ++block) {
+                    pairs += r.skips(head, query, block) ? 1 : 0;
                 }
             }
         }
@@ -490,6 +537,15 @@ TEST_CASE("lists or windows of every key give the bits of none", "[engine][cpu][
             const auto at = static_cast<std::int64_t>(i) * 4 * 64;
             CHECK(same_bits(a.data() + at + 64, b.data() + at + 64, 3 * 64));
             CHECK(std::all_of(b.data() + at, b.data() + at + 64, [](float x) { return x == 0.0f; }));
+        }
+        // With means, which heads of full lists never meet.
+        const request means = with_means(full, 47);
+        call = means.call(b);
+        call.kind = kind;
+        attend(call, memory);
+        for (std::size_t i = 0; i < dense.query_positions.size(); ++i) {
+            const auto at = static_cast<std::int64_t>(i) * 4 * 64;
+            CHECK(same_bits(a.data() + at + 64, b.data() + at + 64, 3 * 64));
         }
         const request near = with_lists(dense, 77, 64, 1000, 0, 46); // nothing listed, a window of everything
         call = near.call(b);
@@ -632,6 +688,7 @@ TEST_CASE("wrong attention arguments are named before anything is written", "[en
     refuses("query_positions", [&](attention_call& c) { c.query_positions = descending.data(); });
     refuses("key_positions", [&](attention_call& c) { c.key_positions = descending.data(); });
     const request listed = with_lists(r, 0, 8, 4, 0.5, 10);
+    const std::vector<float> one_mean(1);
     const auto refuses_lists = [&](const char* argument, auto change) {
         refuses(argument, [&](attention_call& c) {
             c.lists = listed.call(out).lists;
@@ -645,6 +702,7 @@ TEST_CASE("wrong attention arguments are named before anything is written", "[en
     refuses_lists("lists.offsets", [&](key_lists& l) { l.offsets = negative.data(); });
     refuses_lists("lists.blocks", [](key_lists& l) { l.blocks = nullptr; });
     refuses_lists("lists.first_key", [](key_lists& l) { l.first_key = 21; });
+    refuses_lists("lists.mean_values", [&](key_lists& l) { l.mean_keys = one_mean.data(); });
     refuses_lists("lists.blocks", [](key_lists& l) { l.first_key = 13; }); // fewer blocks than are listed
     const std::vector<std::int32_t> twice(listed.listed.size(), 0);
     refuses_lists("lists.blocks", [&](key_lists& l) { l.blocks = twice.data(); });

@@ -351,8 +351,10 @@ TEST_CASE("lists of all blocks give the bits of none, short ones read less, and 
         engine::session_options options = options_of(dropping::cumulative);
         engine::cpu_session dense(model.weights, model.ops, options);
         options.lists = short_lists(1);
+        options.list_means = true; // of no block
         engine::cpu_session whole(model.weights, model.ops, options);
         options.lists = short_lists();
+        options.list_means = false;
         engine::cpu_session few(model.weights, model.ops, options);
         pass passes[3];
         engine::cpu_session* const sessions[] = {&dense, &whole, &few};
@@ -414,6 +416,49 @@ TEST_CASE("of its own span a query reads what is listed, of what came before all
         CHECK(pairs >= least);
         CHECK(pairs <= least + 300 * 8);
     }
+}
+
+TEST_CASE("with means each block that a head skips is one key more") {
+    loaded model;
+    const auto prompt = model.plain.random_tokens(300, 15);
+    engine::session_options options = options_of(dropping::none);
+    options.lists.emplace();
+    options.lists->rule = uniprefill::selection_rule::fixed_budget(1); // one block of 8 for each head
+    options.lists->rule.scope = uniprefill::mass_scope::all;
+    options.lists->sink = 0;
+    options.lists->window = 1; // its own block
+    std::int64_t own_blocks = 0, before = 0;
+    for (std::int32_t row = 0; row < 300; ++row) {
+        own_blocks += row / 100 * 100 + row % 100 % 8 + 1;
+        before += row % 100 / 8;
+    }
+    const auto read = [&](bool means, bool packed) {
+        options.list_means = means;
+        engine::cpu_session session(model.weights, model.ops, options);
+        session.admit(0);
+        session.admit(1);
+        auto request = request_of(1, request_tag::prefill, 0, prompt);
+        request.span_ends = {100, 200, 300};
+        std::vector<engine::planned_request> requests{request};
+        if (packed) {
+            requests.insert(requests.begin(),
+                            request_of(0, request_tag::prefill, 0, model.plain.random_tokens(93, 18)));
+        }
+        return run(session, requests);
+    };
+    const pass without = read(false, false);
+    const pass with = read(true, false);
+    // At the first layer both have the same lists: a row whose head's one block lies before its own reads 8
+    // keys of it, or else one mean.
+    const std::int64_t listed = without.layers[0].pairs - own_blocks;
+    const std::int64_t met = with.layers[0].pairs - own_blocks - before;
+    CHECK(listed > 0);
+    CHECK(std::abs(8 * met - 7 * listed) <= 8 * 3 * 2); // each of three spans rounds its mean over heads
+    CHECK_FALSE(same_bits(without.logits, with.logits));
+    const pass packed = read(true, true);
+    const std::vector<float> last(packed.logits.end() - static_cast<std::ptrdiff_t>(with.logits.size()),
+                                  packed.logits.end());
+    CHECK(same_bits(last, with.logits));
 }
 
 TEST_CASE("with lists, keys of later layers follow from the whole span, without them from what came before") {

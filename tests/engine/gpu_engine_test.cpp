@@ -152,19 +152,29 @@ TEST_CASE("cuda engine: lists read what the CPU's read") {
     const auto prompt = random_tokens(rows, vocab, 5);
     const auto following = random_tokens(5, vocab, 6);
     for (const bool drops : {false, true}) {
-        engine::policy policy =
-            drops ? dropping(selection_rule::fixed_budget(900), selection_rule::fixed_budget(500))
-                  : engine::dense();
-        policy.lists.emplace();
-        policy.lists->rule = selection_rule::top_p(0.8, uniprefill::mass_scope::all);
-        policy.lists->window = 128;
-        engine::reader cpu(models.cpu, policy, rows, 5);
-        const auto cuda = models.cuda->reader_of(policy, rows, 5);
-        CHECK(mean_kl(answers(cpu, prompt, following), answers(*cuda, prompt, following), vocab) < 2e-2);
-        const auto& a = cpu.layers().front();
-        const auto& b = cuda->layers().front();
-        CHECK(a.pairs < std::int64_t{rows} * (rows + 1) / 2);
-        CHECK(std::abs(static_cast<double>(a.pairs - b.pairs)) <= 0.02 * static_cast<double>(a.pairs));
+        std::int64_t without_means = 0;
+        for (const bool means : {false, true}) {
+            engine::policy policy =
+                drops ? dropping(selection_rule::fixed_budget(900), selection_rule::fixed_budget(500))
+                      : engine::dense();
+            policy.lists.emplace();
+            policy.lists->rule = selection_rule::top_p(0.8, uniprefill::mass_scope::all);
+            policy.lists->window = 128;
+            policy.list_means = means;
+            INFO((drops ? "drops" : "drops nothing") << (means ? ", with means" : ""));
+            engine::reader cpu(models.cpu, policy, rows, 5);
+            const auto cuda = models.cuda->reader_of(policy, rows, 5);
+            CHECK(mean_kl(answers(cpu, prompt, following), answers(*cuda, prompt, following), vocab) < 2e-2);
+            const auto& a = cpu.layers().front();
+            const auto& b = cuda->layers().front();
+            CHECK(a.pairs < std::int64_t{rows} * (rows + 1) / 2);
+            CHECK(std::abs(static_cast<double>(a.pairs - b.pairs)) <= 0.02 * static_cast<double>(a.pairs));
+            if (means) {
+                CHECK(b.pairs > without_means);
+            } else {
+                without_means = b.pairs;
+            }
+        }
     }
 }
 

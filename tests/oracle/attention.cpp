@@ -109,7 +109,8 @@ std::vector<bool> listed_keys(const std::vector<bool>& allowed, int position,
 }
 
 attended_row attend_row(const tensor& q, int row, int head, const tensor& k, const tensor& v,
-                        const score_parameters& score, const std::vector<bool>& reads, int extra) {
+                        const score_parameters& score, const std::vector<bool>& reads, int extra,
+                        const std::vector<double>& log_weights) {
     attended_row result;
     result.out.assign(static_cast<std::size_t>(v.dim), 0.0);
     result.magnitude = result.out;
@@ -117,7 +118,9 @@ attended_row attend_row(const tensor& q, int row, int head, const tensor& k, con
     double largest = no_score;
     for (int key = 0; key < k.rows; ++key) {
         if (reads[static_cast<std::size_t>(key)]) {
-            scores[static_cast<std::size_t>(key)] = score_of(dot_product(q, row, head, k, key), score);
+            scores[static_cast<std::size_t>(key)] =
+                score_of(dot_product(q, row, head, k, key), score) +
+                (log_weights.empty() ? 0.0 : log_weights[static_cast<std::size_t>(key)]);
             largest = std::max(largest, scores[static_cast<std::size_t>(key)]);
             ++result.reads;
         }

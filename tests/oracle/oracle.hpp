@@ -223,6 +223,7 @@ struct attended_row {
     double largest_score = 0;   // largest magnitude among scores of any weight
 };
 attended_row attend_row(const tensor& q, int row, int head, const tensor& k, const tensor& v,
-                        const score_parameters& score, const std::vector<bool>& reads, int extra = 0);
+                        const score_parameters& score, const std::vector<bool>& reads, int extra = 0,
+                        const std::vector<double>& log_weights = {}); // [keys] added to scores; empty: 0
 
 } // namespace oracle

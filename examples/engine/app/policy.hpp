@@ -35,6 +35,7 @@ struct policy {
     std::optional<uniprefill::list_options<>> lists;
     /// Rules of lists at layers that have their own, by rising layer. p = 1: that layer has no lists.
     std::vector<layer_rule> list_rules;
+    bool list_means = false; ///< with lists: a block that a head skips is met by its mean key and value
 };
 
 /// Ends of the spans of a prompt, which are a property of the prompt and the policy: each span is decided as

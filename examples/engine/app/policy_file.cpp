@@ -83,6 +83,13 @@ class object {
         text = value.get<std::string>();
     }
 
+    void read(const char* key, bool& truth) const {
+        if (!has(key)) return;
+        const json& value = at(key);
+        if (!value.is_boolean()) throw error(path(key), "true or false", kind_of(value));
+        truth = value.get<bool>();
+    }
+
     template <class Enum>
     void read_name(const char* key, Enum& name, const char* expected) const {
         if (!has(key)) return;
@@ -222,11 +229,12 @@ void read_lists(const object& root, policy& out) {
     if (!root.at("lists").is_object())
         throw error(root.path("lists"), "an object", kind_of(root.at("lists")));
     const object entry(root.at("lists"), root.path("lists."));
-    entry.allow_only({"sink", "window", "layers"}, true);
+    entry.allow_only({"sink", "window", "mean", "layers"}, true);
     uniprefill::list_options<> lists;
     lists.rule.p = {}; // complete() knows the usual one
     entry.read("sink", lists.sink);
     entry.read("window", lists.window);
+    entry.read("mean", out.list_means);
     entry.read_rule(lists.rule);
     const uniprefill::selection_rule common = lists.rule;
     complete(lists.rule, entry, entry);
@@ -327,6 +335,7 @@ std::string write_policy(const policy& written) {
         out["lists"]["sink"] = written.lists->sink;
         out["lists"]["window"] = written.lists->window;
         if (!written.list_rules.empty()) out["lists"]["layers"] = rules_to_json(written.list_rules);
+        if (written.list_means) out["lists"]["mean"] = true;
     }
     return out.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
 }

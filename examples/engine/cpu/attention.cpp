@@ -8,6 +8,7 @@
 #include "engine/error.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -39,6 +40,9 @@ void check_lists(const attention_call& call) {
     const key_lists& lists = call.lists;
     if (lists.block_keys < 1) throw error("lists.block_keys", "at least 1", std::to_string(lists.block_keys));
     if (lists.window < 0) throw error("lists.window", "0 or more", std::to_string(lists.window));
+    if ((lists.mean_keys == nullptr) != (lists.mean_values == nullptr)) {
+        throw error("lists.mean_values", "means of keys and of values, or neither", "one of them");
+    }
     if (lists.first_key < 0 || lists.first_key > call.key_rows) {
         throw error("lists.first_key", "0 to key_rows", std::to_string(lists.first_key));
     }
@@ -123,14 +127,16 @@ struct plan {
     std::int64_t tile_queries, tile_rows, query_tiles;
     std::int64_t first_tile, key_tiles; // those that any query sees
     int heads_at_once;
+    std::int64_t mean_blocks, mean_tiles; // blocks that have means, and tiles of them
 };
 
 // What each thread works in.
 struct thread_memory {
     float *rows, *maximum, *sum, *out;
-    std::int64_t *from, *to;             // by row: the keys that it sees,
-    std::int64_t *piece_from, *piece_to; // and a piece of those that it reads
-    key_range* pieces;                   // those of a tile that all rows read
+    float *mean_maximum, *mean_sum, *mean_out; // of means, before they are weighed
+    std::int64_t *from, *to;                   // by row: the keys that it sees,
+    std::int64_t *piece_from, *piece_to;       // and a piece of those that it reads
+    key_range* pieces;                         // those of a tile that all rows read
     std::byte* queries;
 
     static std::size_t carve(const plan& p, std::byte* base, thread_memory& to_fill) {
@@ -142,6 +148,10 @@ struct thread_memory {
         to_fill.maximum = from.take<float>(rows);
         to_fill.sum = from.take<float>(rows * static_cast<std::size_t>(p.kernel->sum_parts));
         to_fill.out = from.take<float>(rows * dim);
+        const std::size_t mean_rows = p.mean_tiles > 0 ? rows : 0;
+        to_fill.mean_maximum = from.take<float>(mean_rows);
+        to_fill.mean_sum = from.take<float>(mean_rows * static_cast<std::size_t>(p.kernel->sum_parts));
+        to_fill.mean_out = from.take<float>(mean_rows * dim);
         to_fill.from = from.take<std::int64_t>(rows);
         to_fill.to = from.take<std::int64_t>(rows);
         to_fill.piece_from = from.take<std::int64_t>(rows);
@@ -154,10 +164,15 @@ struct thread_memory {
 };
 
 // What they share: by query the keys it sees, with lists the first of its window's blocks, and the packed
-// tiles of the heads at work.
+// tiles of the heads at work. With means: by query the blocks that it meets by their means unless they are
+// listed; by head those that aren't; and the means of those, packed.
 struct shared_memory {
     std::int64_t *from, *to, *window;
     std::byte *keys, *values;
+    std::int64_t *mean_from, *mean_to;
+    std::int64_t* num_skipped; // [query_heads]
+    std::int64_t* skipped;     // [query_heads, mean_blocks]
+    std::byte *mean_keys, *mean_values;
 
     static std::size_t carve(const attention_call& call, const plan& p, std::byte* base,
                              shared_memory& to_fill) {
@@ -168,6 +183,16 @@ struct shared_memory {
         to_fill.window = from.take<std::int64_t>(static_cast<std::size_t>(call.query_rows));
         to_fill.keys = from.take<std::byte>(tiles * p.kernel->key_tile_bytes(p.dim));
         to_fill.values = from.take<std::byte>(tiles * p.kernel->value_tile_bytes(p.dim));
+        const auto heads = static_cast<std::size_t>(p.mean_tiles > 0 ? call.query_heads : 0);
+        const auto mean_tiles =
+            static_cast<std::size_t>(p.heads_at_once * p.units) * static_cast<std::size_t>(p.mean_tiles);
+        const auto queries = static_cast<std::size_t>(p.mean_tiles > 0 ? call.query_rows : 0);
+        to_fill.mean_from = from.take<std::int64_t>(queries);
+        to_fill.mean_to = from.take<std::int64_t>(queries);
+        to_fill.num_skipped = from.take<std::int64_t>(heads);
+        to_fill.skipped = from.take<std::int64_t>(heads * static_cast<std::size_t>(p.mean_blocks));
+        to_fill.mean_keys = from.take<std::byte>(mean_tiles * p.kernel->key_tile_bytes(p.dim));
+        to_fill.mean_values = from.take<std::byte>(mean_tiles * p.kernel->value_tile_bytes(p.dim));
         return from.used();
     }
 };
@@ -194,6 +219,15 @@ std::int64_t find_window(const attention_call& call, std::int64_t q, std::int64_
     return first - (first - lists.first_key) % lists.block_keys;
 }
 
+// The blocks that query `q`, which sees keys [from, to), meets by their means unless they are listed.
+key_range find_mean_blocks(const attention_call& call, std::int64_t q, std::int64_t from, std::int64_t to) {
+    const key_lists& lists = call.lists;
+    const std::int64_t first = std::max<std::int64_t>(0, from - lists.first_key);
+    const std::int64_t last = (lists.window == 0 ? to - 1 : find_window(call, q, to)) - lists.first_key;
+    const std::int64_t begin = divide_up(first, lists.block_keys);
+    return {begin, last <= 0 ? begin : std::max(begin, last / lists.block_keys)};
+}
+
 plan make_plan(const attention_call& call, const attention_kernel& kernel) {
     plan p{};
     p.kernel = &kernel;
@@ -213,6 +247,10 @@ plan make_plan(const attention_call& call, const attention_kernel& kernel) {
                                    (kernel.key_tile_bytes(p.dim) + kernel.value_tile_bytes(p.dim));
     p.heads_at_once = static_cast<int>(std::clamp<std::size_t>(packed_bytes_at_once / head_bytes, 1,
                                                                static_cast<std::size_t>(call.kv_heads)));
+    if (call.lists.offsets != nullptr && call.lists.mean_keys != nullptr) {
+        p.mean_blocks = (call.key_rows - call.lists.first_key) / call.lists.block_keys;
+        p.mean_tiles = divide_up(p.mean_blocks, kernel.keys_per_tile);
+    }
     return p;
 }
 
@@ -231,6 +269,53 @@ void pack_tile(const attention_call& call, const plan& p, int head, std::int64_t
         read_row(call.values, first + i, head, call.head_dim, rows + i * p.dim);
     }
     p.kernel->pack_values(rows, p.dim, values);
+}
+
+// Tile `tile` of the means of the blocks that a query head skips.
+void pack_means(const attention_call& call, const plan& p, const shared_memory& shared, int query_head,
+                std::int64_t tile, float* rows, std::byte* keys, std::byte* values) {
+    const std::int64_t first = tile * p.kernel->keys_per_tile;
+    const std::int64_t count =
+        std::min<std::int64_t>(p.kernel->keys_per_tile, shared.num_skipped[query_head] - first);
+    if (count <= 0) return;
+    const std::int64_t* const blocks = shared.skipped + query_head * p.mean_blocks + first;
+    const int head = query_head / (call.query_heads / call.kv_heads);
+    const auto read = [&](const float* means) {
+        std::memset(rows, 0,
+                    static_cast<std::size_t>(p.kernel->keys_per_tile) * static_cast<std::size_t>(p.dim) *
+                        sizeof(float));
+        for (std::int64_t i = 0; i < count; ++i) {
+            std::copy_n(means + (blocks[i] * call.kv_heads + head) * call.head_dim, call.head_dim,
+                        rows + i * p.dim);
+        }
+    };
+    read(call.lists.mean_keys);
+    p.kernel->pack_keys(rows, p.dim, keys);
+    read(call.lists.mean_values);
+    p.kernel->pack_values(rows, p.dim, values);
+}
+
+// By query the blocks that it may meet by their means, by head those that it skips.
+void find_skipped(const attention_call& call, const plan& p, const shared_memory& shared) {
+    for (std::int64_t q = 0; q < call.query_rows; ++q) {
+        const key_range blocks = find_mean_blocks(call, q, shared.from[q], shared.to[q]);
+        shared.mean_from[q] = blocks.from;
+        shared.mean_to[q] = blocks.to;
+    }
+    for (int head = 0; head < call.query_heads; ++head) {
+        const std::int32_t* listed = call.lists.blocks + call.lists.offsets[head];
+        const std::int32_t* const end = call.lists.blocks + call.lists.offsets[head + 1];
+        std::int64_t* const skipped = shared.skipped + head * p.mean_blocks;
+        std::int64_t count = 0;
+        for (std::int64_t block = 0; block < p.mean_blocks; ++block) {
+            if (listed != end && *listed == block) {
+                ++listed;
+            } else {
+                skipped[count++] = block;
+            }
+        }
+        shared.num_skipped[head] = count;
+    }
 }
 
 // The keys of [first, last) that a head reads wherever they are seen: those before the first block, and
@@ -309,11 +394,57 @@ void attend_listed(const attention_call& call, const plan& p, const shared_memor
     }
 }
 
+// The means of the blocks that a head skips, against its rows: in sums of their own, since a mean weighs as
+// many keys as its block has.
+void attend_means(const attention_call& call, const plan& p, const shared_memory& shared,
+                  const thread_memory& own, int head, std::int64_t first_query, std::int64_t rows,
+                  const std::byte* keys, const std::byte* values, attention_tile work) {
+    const std::int64_t padded_rows = std::int64_t{work.row_blocks} * p.kernel->rows_per_block;
+    const std::int64_t* const skipped = shared.skipped + head * p.mean_blocks;
+    const std::int64_t* const end = skipped + shared.num_skipped[head];
+    std::int64_t last = 0;
+    for (std::int64_t row = 0; row < padded_rows; ++row) {
+        const std::int64_t q = first_query + row;
+        own.piece_from[row] = row < rows ? std::lower_bound(skipped, end, shared.mean_from[q]) - skipped : 0;
+        own.piece_to[row] = row < rows ? std::lower_bound(skipped, end, shared.mean_to[q]) - skipped : 0;
+        last = std::max(last, own.piece_to[row]);
+    }
+    std::fill_n(own.mean_maximum, padded_rows, -std::numeric_limits<float>::infinity());
+    std::fill_n(own.mean_sum, padded_rows * p.kernel->sum_parts, 0.0f);
+    std::fill_n(own.mean_out, padded_rows * p.dim, 0.0f);
+    work.from = own.piece_from;
+    work.to = own.piece_to;
+    work.maximum = own.mean_maximum;
+    work.sum = own.mean_sum;
+    work.out = own.mean_out;
+    for (std::int64_t tile = 0; tile * p.kernel->keys_per_tile < last; ++tile) {
+        work.first_key = tile * p.kernel->keys_per_tile;
+        work.keys = keys + static_cast<std::size_t>(tile) * p.kernel->key_tile_bytes(p.dim);
+        work.values = values + static_cast<std::size_t>(tile) * p.kernel->value_tile_bytes(p.dim);
+        p.kernel->attend(work);
+    }
+    const float weight = std::log2(static_cast<float>(call.lists.block_keys));
+    for (std::int64_t row = 0; row < rows; ++row) {
+        if (own.piece_from[row] >= own.piece_to[row]) continue;
+        const float raised = own.mean_maximum[row] + weight;
+        const float largest = std::max(own.maximum[row], raised);
+        const float of_keys = std::exp2(own.maximum[row] - largest), of_means = std::exp2(raised - largest);
+        for (int i = 0; i < p.kernel->sum_parts; ++i) {
+            float& sum = own.sum[row * p.kernel->sum_parts + i];
+            sum = sum * of_keys + own.mean_sum[row * p.kernel->sum_parts + i] * of_means;
+        }
+        for (int c = 0; c < call.head_dim; ++c) {
+            float& out = own.out[row * p.dim + c];
+            out = out * of_keys + own.mean_out[row * p.dim + c] * of_means;
+        }
+    }
+}
+
 // Query tile `tile` of unit `unit`: rows are (query, head of the unit), queries first, so that those which
 // see a tile of keys are neighbours.
 void attend_queries(const attention_call& call, const plan& p, const shared_memory& shared,
                     const thread_memory& own, int unit, std::int64_t tile, const std::byte* keys,
-                    const std::byte* values) {
+                    const std::byte* values, const std::byte* mean_keys, const std::byte* mean_values) {
     const attention_kernel& kernel = *p.kernel;
     const std::int64_t first_query = tile * p.tile_queries;
     const std::int64_t queries = std::min(p.tile_queries, call.query_rows - first_query);
@@ -368,6 +499,13 @@ void attend_queries(const attention_call& call, const plan& p, const shared_memo
             kernel.attend(work);
         }
     }
+    if (p.mean_tiles > 0) {
+        attention_tile work{};
+        work.row_blocks = blocks;
+        work.dim = p.dim;
+        work.queries = own.queries;
+        attend_means(call, p, shared, own, unit, first_query, rows, mean_keys, mean_values, work);
+    }
 
     for (std::int64_t row = 0; row < rows; ++row) {
         float* to_row = call.out + query_of(row) * call.out_row_stride + head_of(row) * call.out_head_stride;
@@ -396,6 +534,7 @@ void attend_with(const attention_call& call, scratch& memory, const attention_ke
         find_visible(call, q, shared.from[q], shared.to[q]);
         shared.window[q] = find_window(call, q, shared.to[q]);
     }
+    if (p.mean_tiles > 0) find_skipped(call, p, shared);
     const std::size_t key_bytes = kernel.key_tile_bytes(p.dim), value_bytes = kernel.value_tile_bytes(p.dim);
     const auto keys_of = [&](std::int64_t head) {
         return shared.keys + static_cast<std::size_t>(head * p.key_tiles) * key_bytes;
@@ -416,13 +555,22 @@ void attend_with(const attention_call& call, scratch& memory, const attention_ke
                           keys_of(head) + static_cast<std::size_t>(tile) * key_bytes,
                           values_of(head) + static_cast<std::size_t>(tile) * value_bytes);
             }
+#pragma omp for schedule(static)
+            for (std::int64_t item = 0; item < heads * p.units * p.mean_tiles; ++item) {
+                const std::int64_t unit = item / p.mean_tiles, tile = item % p.mean_tiles;
+                pack_means(call, p, shared, first_head * p.units + static_cast<int>(unit), tile, own.rows,
+                           shared.mean_keys + static_cast<std::size_t>(item) * key_bytes,
+                           shared.mean_values + static_cast<std::size_t>(item) * value_bytes);
+            }
             // The last tiles see the most keys: they go first, so that the threads end together.
 #pragma omp for schedule(dynamic, 1)
             for (std::int64_t item = 0; item < heads * p.units * p.query_tiles; ++item) {
                 const std::int64_t unit = item % (heads * p.units), head = unit / p.units;
                 const std::int64_t tile = p.query_tiles - 1 - item / (heads * p.units);
+                const auto mean_tile = static_cast<std::size_t>(unit * p.mean_tiles);
                 attend_queries(call, p, shared, own, first_head * p.units + static_cast<int>(unit), tile,
-                               keys_of(head), values_of(head));
+                               keys_of(head), values_of(head), shared.mean_keys + mean_tile * key_bytes,
+                               shared.mean_values + mean_tile * value_bytes);
             }
         }
     }
@@ -453,9 +601,15 @@ std::int64_t attention_pairs(const attention_call& call) {
             continue;
         }
         const std::int64_t window = std::max(from, std::min(to, find_window(call, q, to)));
+        const bool has_means = call.lists.mean_keys != nullptr;
+        const key_range means = has_means ? find_mean_blocks(call, q, from, to) : key_range{0, 0};
         for (int head = 0; head < call.query_heads; ++head) {
             pairs +=
                 to - window + count_listed(call.lists, head, window) - count_listed(call.lists, head, from);
+            const std::int32_t* const begin = call.lists.blocks + call.lists.offsets[head];
+            const std::int32_t* const end = call.lists.blocks + call.lists.offsets[head + 1];
+            pairs += means.to - means.from -
+                     (std::lower_bound(begin, end, means.to) - std::lower_bound(begin, end, means.from));
         }
     }
     return pairs;

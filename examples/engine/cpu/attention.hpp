@@ -23,13 +23,16 @@ struct kv_rows {
 
 /// The blocks of keys that each query head reads (uniprefill::block_lists, of one segment). A query reads
 /// what it sees of the keys before `first_key`, of listed blocks, and of blocks from the first on that has a
-/// key inside its window of `window` positions.
+/// key inside its window of `window` positions. With means (uniprefill::block_means) each whole block that it
+/// sees before those, and that isn't listed, counts as block_keys times its mean key and value.
 struct key_lists {
     const std::int64_t* offsets = nullptr; ///< [query_heads + 1] in `blocks`; null: all keys are read
     const std::int32_t* blocks = nullptr;  ///< [offsets[query_heads]] ascending for each head
     std::int64_t first_key = 0;            ///< with which block 0 begins
     int block_keys = 0;
-    int window = 0; ///< 0: none, listed blocks alone
+    int window = 0;                     ///< 0: none, listed blocks alone
+    const float* mean_keys = nullptr;   ///< [whole blocks, kv_heads, head_dim] dense; null: no means
+    const float* mean_values = nullptr; ///< [whole blocks, kv_heads, head_dim] dense
 };
 
 /// Attention of one request's query rows over its keys. All strides count elements.
@@ -76,7 +79,7 @@ void attend(const attention_call& call, scratch& memory);
 /// The same with fp32 kernels of a given instruction set, for tests and comparison.
 void attend_fp32(const attention_call& call, scratch& memory, simd_level level);
 
-/// (query, key) pairs that a call scores, over all query heads. Throws as attend() does.
+/// (query, key) pairs that a call scores, over all query heads; a mean is a key. Throws as attend() does.
 std::int64_t attention_pairs(const attention_call& call);
 
 } // namespace engine::cpu

@@ -44,11 +44,15 @@ __device__ std::int64_t keys_read(const pair_count_call& call, std::int32_t row,
     const std::int32_t block = nearest / call.block_rows; // the first that is read whatever is listed
     const std::int32_t before = count_below(blocks, listed, block);
     std::int64_t keys = first + std::int64_t{before} * call.block_rows;
-    if (nearest <= own) return keys + own + 1 - std::int64_t{block} * call.block_rows;
+    if (nearest <= own) {
+        if (call.means) keys += block - before;
+        return keys + own + 1 - std::int64_t{block} * call.block_rows;
+    }
     // No window: of its own block it reads what the list says. Blocks before that are whole.
     const std::int32_t last = own / call.block_rows;
     const std::int32_t whole = count_below(blocks, listed, last);
     keys = first + std::int64_t{whole} * call.block_rows;
+    if (call.means) keys += last - whole;
     const bool last_listed = whole < listed && blocks[whole] == last;
     return keys + (last_listed ? own % call.block_rows + 1 : 0);
 }

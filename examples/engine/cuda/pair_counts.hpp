@@ -21,6 +21,7 @@ struct pair_count_call {
     const std::int32_t* blocks = nullptr;
     std::int32_t heads = 1; ///< lists of a segment
     std::int32_t block_rows = 0;
+    bool means = false;      ///< each block that a query sees whole and doesn't read is one key more
     std::int32_t window = 0; ///< positions; without lists, those that a query sees, 0: all before it
 };
 

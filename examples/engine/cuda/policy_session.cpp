@@ -44,6 +44,7 @@ session_options options_under(const policy& policy, std::int32_t prompt, std::in
     options.block_rows = policy.block_rows;
     options.num_observations = policy.num_observations;
     options.lists = policy.lists;
+    options.list_means = policy.list_means;
     options.list_rules = selecting_of(policy.list_rules);
     return options;
 }
@@ -52,8 +53,9 @@ void change_policy(session& session, const policy& policy) {
     check_policy(policy);
     const session_options& has = session.options();
     if (policy.block_rows != has.block_rows || policy.num_observations != has.num_observations ||
-        span_ends(policy, has.prompt) != has.span_ends) {
-        throw error("a session's policy", "one with the same blocks, observations and spans", "another");
+        policy.list_means != has.list_means || span_ends(policy, has.prompt) != has.span_ends) {
+        throw error("a session's policy", "one with the same blocks, observations, means and spans",
+                    "another");
     }
     session.change(selecting_of(policy.rules), policy.lists, selecting_of(policy.list_rules),
                    request_of(policy));

@@ -139,7 +139,7 @@ std::unique_ptr<prompt_reader> cuda_prompt_model::reader_of(const policy& policy
     const auto fits = [&wanted](const cuda::session_options& has) {
         return has.prompt == wanted.prompt && has.following == wanted.following &&
                has.span_ends == wanted.span_ends && has.block_rows == wanted.block_rows &&
-               has.num_observations == wanted.num_observations;
+               has.num_observations == wanted.num_observations && has.list_means == wanted.list_means;
     };
     if (session && fits(session->options())) {
         cuda::change_policy(*session, policy);

@@ -7,6 +7,7 @@
 
 #include <uniprefill/attend/attention.cuh>
 #include <uniprefill/attend/decode.cuh>
+#include <uniprefill/attend/means.cuh>
 #include <uniprefill/core/exceptions.hpp>
 
 #include <cstddef>
@@ -21,7 +22,7 @@ using uniprefill::throw_if_failed;
 template <std::int32_t HeadDim>
 class row_attention_of final : public row_attention {
   public:
-    explicit row_attention_of(const uniprefill::limits& bounds)
+    row_attention_of(const uniprefill::limits& bounds, bool means)
         : attention_(bounds, current_device())
         , decoding_(of_one_row(bounds), current_device()) {
         throw_if_failed(attention_.check());
@@ -31,9 +32,20 @@ class row_attention_of final : public row_attention {
         throw_if_failed(decoding_.check());
         throw_if_failed(decoding_.template prepare<bfloat16, cache>());
         decoding_memory_ = device_array<std::byte>(decoding_.workspace_bytes());
+        if (!means) return;
+        throw_if_failed(attention_.template prepare<bfloat16, uniprefill::no_cache<bfloat16>, true>());
+        uniprefill::workspace counting;
+        static_cast<void>(uniprefill::block_means<bfloat16>::carve(counting, bounds));
+        mean_memory_ = device_array<std::byte>(counting.bytes_used());
+        uniprefill::workspace pieces(mean_memory_.data(), mean_memory_.bytes());
+        means_ = uniprefill::block_means<bfloat16>::carve(pieces, bounds);
     }
 
     void run(const attention_call& call, cudaStream_t on) override {
+        if (call.means) {
+            attend_with_means(call, on);
+            return;
+        }
         if (call.cached_k == nullptr) {
             attend(call, uniprefill::no_cache<bfloat16>{}, uniprefill::no_cache<bfloat16>{}, on);
             return;
@@ -64,6 +76,17 @@ class row_attention_of final : public row_attention {
                                        {memory_.data(), memory_.bytes()}, on));
     }
 
+    void attend_with_means(const attention_call& call, cudaStream_t on) {
+        throw_if_failed(uniprefill::average_blocks(attention_.device(), call.keys, call.values, call.batch,
+                                                   attention_.bounds(), means_, on));
+        uniprefill::attention_options options;
+        options.window = call.window;
+        throw_if_failed(attention_.run(call.queries, uniprefill::key_source<bfloat16>{call.keys, {}},
+                                       uniprefill::key_source<bfloat16>{call.values, {}}, options, call.batch,
+                                       call.kept, call.lists, means_, call.out, nullptr,
+                                       {memory_.data(), memory_.bytes()}, on));
+    }
+
     static uniprefill::cuda_device current_device() {
         uniprefill::cuda_device device;
         throw_if_failed(uniprefill::cuda_device::current(device));
@@ -80,18 +103,20 @@ class row_attention_of final : public row_attention {
     uniprefill::decode_attention<uniprefill::decode_policy<HeadDim>, uniprefill::backend::cuda> decoding_;
     device_array<std::byte> memory_;
     device_array<std::byte> decoding_memory_;
+    device_array<std::byte> mean_memory_;
+    uniprefill::block_means<bfloat16> means_{};
 };
 
 } // namespace
 
-std::unique_ptr<row_attention> make_row_attention(const uniprefill::limits& bounds) {
+std::unique_ptr<row_attention> make_row_attention(const uniprefill::limits& bounds, bool means) {
     switch (bounds.head_dim) {
     case 64:
-        return std::make_unique<row_attention_of<64>>(bounds);
+        return std::make_unique<row_attention_of<64>>(bounds, means);
     case 128:
-        return std::make_unique<row_attention_of<128>>(bounds);
+        return std::make_unique<row_attention_of<128>>(bounds, means);
     case 256:
-        return std::make_unique<row_attention_of<256>>(bounds);
+        return std::make_unique<row_attention_of<256>>(bounds, means);
     default:
         throw error("--device cuda, head dimension", "64, 128 or 256", std::to_string(bounds.head_dim));
     }

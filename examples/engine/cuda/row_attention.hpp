@@ -25,6 +25,7 @@ struct attention_call {
     uniprefill::batch_view batch; ///< with this layer's cached_lens
     uniprefill::selection kept;
     uniprefill::block_lists lists;      ///< null offsets: every key is read
+    bool means = false;                 ///< blocks that lists skip are met by their means; nothing is cached
     std::int32_t window = 0;            ///< original positions that a query sees; 0: all before
     const bfloat16* cached_k = nullptr; ///< [tokens, KV heads, head_dim], dense; null: nothing cached
     const bfloat16* cached_v = nullptr;
@@ -44,6 +45,7 @@ class row_attention {
 
 /// Throws `uniprefill::error` on limits out of range, `error` for a head dimension other than 64, 128 and
 /// 256.
-std::unique_ptr<row_attention> make_row_attention(const uniprefill::limits& bounds);
+/// @param means whether calls may ask for them
+std::unique_ptr<row_attention> make_row_attention(const uniprefill::limits& bounds, bool means = false);
 
 } // namespace engine::cuda

@@ -94,7 +94,7 @@ session::session(const cuda_model& model, session_options options)
     }
     bounds.max_rows = most_rows_;
     bounds.max_cached_tokens = capacity_;
-    row_attention_ = make_row_attention(bounds);
+    row_attention_ = make_row_attention(bounds, options_.list_means);
     if (options_.attention == attention_kind::cudnn) {
         dense_attention_ =
             std::make_unique<dense_attention>(config_.heads, config_.kv_heads, config_.head_dim);
@@ -450,7 +450,10 @@ void session::attend(std::int32_t layer) {
         call.kept =
             uniprefill::selection::keep_all(1, call.batch.num_segments, key_rows, memory_space::device);
     }
-    if (listed(layer)) call.lists = sparsity_->lists();
+    if (listed(layer)) {
+        call.lists = sparsity_->lists();
+        call.means = options_.list_means;
+    }
     if (!of_prompt_ && rows_ == 1) call.decode_len = decode_lengths_.data() + layer;
     if (of_prompt_ && !here && !listed(layer) && baseline) {
         dense_attention_->run(call.queries, call.keys, call.values, call.out, call.window, stream_);
@@ -529,6 +532,7 @@ void session::count_layer(std::int32_t layer, const attention_call& call) {
         counted.heads = call.lists.num_heads;
         counted.block_rows = call.lists.block_rows;
         counted.window = call.lists.window;
+        counted.means = call.means;
         lists_read_[static_cast<std::size_t>(layer)] = counted.heads;
     }
     count_pairs(counted, pair_counts_.data() + layer, stream_);

@@ -39,6 +39,7 @@ struct session_options {
     std::optional<uniprefill::list_options<>> lists; ///< which blocks each head reads; none: all keys
     engine::list_rules list_rules;                   ///< of layers that have their own
     bool lists_by_kv_head = false;
+    bool list_means = false; ///< blocks that lists skip are met by their means
     attention_kind attention = attention_kind::uniprefill;
     counts_kind counts = counts_kind::read;
     std::int32_t bucket_rows = 1024; ///< of counts_kind::buckets

@@ -8,6 +8,7 @@
 #include <uniprefill/uniprefill.hpp>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace engine {
@@ -16,16 +17,20 @@ namespace engine {
 /// segment's keys begin among those that its layer holds.
 class layer_lists {
   public:
-    explicit layer_lists(const uniprefill::limits& bounds);
+    /// @param means whether blocks that aren't listed are met by their means
+    layer_lists(const uniprefill::limits& bounds, bool means);
 
     /// Where the step's look writes masses by head (prefill_step::want_head_masses()).
     uniprefill::head_mass_view masses();
 
-    /// Lists for a look that has just been taken.
+    /// Lists for a look that has just been taken, and means where they are wanted.
     /// @param faults [num_segments] of it
     /// @param rows   those that entered the layer, with their cached_lens
+    /// @param keys   of these rows
+    /// @param values of these rows
     void make(const std::int64_t* faults, const uniprefill::batch_view& rows,
-              const uniprefill::list_options<>& options);
+              const uniprefill::list_options<>& options, const uniprefill::head_rows<const float>& keys,
+              const uniprefill::head_rows<const float>& values);
 
     /// What the queries of a segment read.
     cpu::key_lists of_segment(std::int32_t segment) const;
@@ -40,8 +45,11 @@ class layer_lists {
     library_memory list_memory_;
     library_memory scratch_;
     uniprefill::block_lists lists_;
-    std::vector<std::int64_t> begins_; // [num_segments] the key that block 0 begins with
-    std::vector<std::int32_t> ends_;   // [num_segments]
+    std::optional<library_memory> mean_memory_;
+    uniprefill::block_means<float> means_;
+    std::vector<std::int64_t> first_means_; // [num_segments] row of block 0 among the means
+    std::vector<std::int64_t> begins_;      // [num_segments] the key that block 0 begins with
+    std::vector<std::int32_t> ends_;        // [num_segments]
 };
 
 } // namespace engine

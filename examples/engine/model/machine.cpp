@@ -66,7 +66,7 @@ basic_machine<Ops>::basic_machine(basic_session<Ops>& session, const step_plan& 
                                     session.options().num_observations, q_elements_);
     }
     if (session.options().lists && reads_prompts(plan.batch())) {
-        lists_.emplace(session.policy().bounds());
+        lists_.emplace(session.policy().bounds(), session.options().list_means);
         step_.want_head_masses(lists_->masses());
     }
     throw_if_failed(session.drops().begin_step(plan.batch(), plan.ids().data(), ledger_step_));
@@ -256,7 +256,13 @@ void basic_machine<Ops>::decide() {
     if (listing) {
         uniprefill::batch_view entered = rows;
         entered.cached_lens = cached_lens_.data();
-        lists_->make(step_.masses().faults, entered, *listing);
+        const auto rows_at = [&](std::int64_t column) {
+            return uniprefill::head_rows<const float>{qkv_.data() + column, qkv_elements_,
+                                                      config_.head_dim,     rows.num_rows,
+                                                      config_.kv_heads,     config_.head_dim};
+        };
+        lists_->make(step_.masses().faults, entered, *listing, rows_at(q_elements_),
+                     rows_at(q_elements_ + kv_elements_));
         listed_ = true;
     }
     if (listed_ || !decided_.identity) {

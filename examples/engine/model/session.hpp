@@ -31,6 +31,7 @@ struct session_options {
     /// Which blocks of keys each query head reads at every layer, of a prefill's own rows; none: all of them.
     std::optional<uniprefill::list_options<>> lists;
     engine::list_rules list_rules; ///< of layers that have their own
+    bool list_means = false;       ///< blocks that a head's list skips are met by their means
     /// Attends with every row and drops afterwards, as the published system does. For the test that kept rows
     /// come out the same; it costs the attention of the dropped rows.
     bool decide_after_attention = false;

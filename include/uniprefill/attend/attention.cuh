@@ -46,8 +46,9 @@ class prefill_attention<Policy, backend::cuda> {
 
     /// Allows the kernels of these types their shared memory on the calling thread's current device, once for
     /// each device before the first run() there. Thread-safe; not for the hot path. O(1), deterministic.
+    /// @tparam Means those of the run() that takes means, which are kernels of their own
     /// @return not_supported where no body does these types on this device, or an error of the runtime
-    template <class T, class Cache = no_cache<T>>
+    template <class T, class Cache = no_cache<T>, bool Means = false>
     [[nodiscard]] UNIPREFILL_HOST_API status prepare() const noexcept;
 
     /// What the host backend's run() does, with every array in device memory. Offsets, row maps and lists
@@ -70,7 +71,26 @@ class prefill_attention<Policy, backend::cuda> {
                                    const head_rows<T>& out, float* lse, workspace memory,
                                    backend::cuda::stream stream) const noexcept;
 
+    /// The same with means, as the host backend has them, in device memory: by average_blocks() in the same
+    /// stream, or the caller's own. Their rows must start at multiples of 16 bytes. As deterministic as the
+    /// other run(), and of the same complexity, a mean counted as a key. These are other kernels: programs
+    /// that never call this don't have them.
+    template <class T, class Cache>
+    UNIPREFILL_HOST_API status run(const head_rows<const T>& queries, const key_source<T, Cache>& keys,
+                                   const key_source<T, Cache>& values, const attention_options& options,
+                                   const batch_view& batch, const selection& kept, const block_lists& lists,
+                                   const block_means<T>& means, const head_rows<T>& out, float* lse,
+                                   workspace memory, backend::cuda::stream stream) const noexcept;
+
   private:
+    template <bool Means, class T, class Cache>
+    UNIPREFILL_HOST_API status run_with(const head_rows<const T>& queries, const key_source<T, Cache>& keys,
+                                        const key_source<T, Cache>& values, const attention_options& options,
+                                        const batch_view& batch, const selection& kept,
+                                        const block_lists& lists, const block_means<T>& means,
+                                        const head_rows<T>& out, float* lse, workspace memory,
+                                        backend::cuda::stream stream) const noexcept;
+
     limits bounds_;
     cuda_device device_;
 };

@@ -11,12 +11,16 @@
 ///   out[h,r]   = sum over i in reads of softmax(scale * q[h,r].k[kv(h),i]) * v[kv(h),i]
 ///   lse[r,h]   = log of the softmax's denominator (natural)
 /// @endcode
+/// With means (means.hpp), reads[h,r] has one key more for each block that lies whole inside the model's
+/// window and before r's window of blocks (before r's own block where lists have none) and that the list
+/// doesn't name: the block's mean key, whose score is raised by log G, after a soft-cap, and its mean value.
 /// Sink logits are one more term of the denominator, and so of lse: out * exp(lse) is always the sum of
 /// exp(score) * v, which is what merge.hpp adds up. block_lists.hpp says which blocks a list and its window
 /// are. Without lists every key that a query sees is read. One pass with a running maximum over tiles of keys
 /// (Milakov and Gimelshein, arXiv 1805.02867; tiled as in Dao et al., arXiv 2205.14135).
 #pragma once
 
+#include <uniprefill/attend/means.hpp>
 #include <uniprefill/attend/options.hpp>
 #include <uniprefill/core/backend.hpp>
 #include <uniprefill/core/batch.hpp>
@@ -116,6 +120,18 @@ class prefill_attention<Policy, backend::host> {
                                    const batch_view& batch, const selection& kept, const block_lists& lists,
                                    const head_rows<T>& out, float* lse, workspace memory,
                                    host_stream stream = {}) const noexcept;
+
+    /// The same with means of the blocks that lists skip, in all that is said above: errors, complexity (a
+    /// mean costs what a key does), determinism. A row whose list has every block has the bits that it has
+    /// without means. NaN or infinity in a block can reach every query of its request that takes its mean.
+    /// @param means of this step's rows, by average_blocks() or the caller's own; null `keys`, or null
+    ///              `offsets` of @p lists: none
+    template <class T, class Cache, std::int32_t Build = detail::host_build>
+    UNIPREFILL_HOST_API status run(const head_rows<const T>& queries, const key_source<T, Cache>& keys,
+                                   const key_source<T, Cache>& values, const attention_options& options,
+                                   const batch_view& batch, const selection& kept, const block_lists& lists,
+                                   const block_means<T>& means, const head_rows<T>& out, float* lse,
+                                   workspace memory, host_stream stream = {}) const noexcept;
 
   private:
     limits bounds_;

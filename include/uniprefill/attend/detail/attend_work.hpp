@@ -186,9 +186,35 @@ struct item_row {
     return made;
 }
 
+/// The blocks [from, to) of its segment that a row meets by their means unless they are listed.
+struct mean_range {
+    std::int32_t from;
+    std::int32_t to;
+};
+template <std::int32_t G>
+[[nodiscard]] UNIPREFILL_API mean_range means_of(const row_reach& reach, std::int32_t context) noexcept {
+    const std::int32_t unseen = reach.first - context;
+    const std::int32_t own = reach.end - 1;
+    const std::int32_t before = (reach.window < own ? reach.window : own) - context;
+    return {unseen > 0 ? (unseen + G - 1) / G : 0, before > 0 ? before / G : 0};
+}
+
+/// What tiles have beside where some of them are of means: consecutive blocks take the places of keys, and
+/// every row is masked.
+template <std::int32_t TileKeys, bool Means>
+struct tile_means {
+    static constexpr bool of_means = false;
+};
+template <std::int32_t TileKeys>
+struct tile_means<TileKeys, true> {
+    static constexpr std::int32_t words = (TileKeys + 31) / 32;
+    bool of_means;
+    std::uint32_t skipped[words]; ///< bit i of all: the tile's block i isn't listed
+};
+
 /// Keys that are multiplied together: slots of consecutive keys, each inside one block.
-template <std::int32_t TileKeys, std::int32_t G>
-struct key_tile {
+template <std::int32_t TileKeys, std::int32_t G, bool Means = false>
+struct key_tile : tile_means<TileKeys, Means> {
     static constexpr std::int32_t largest_slot = TileKeys < 64 ? TileKeys : 64;
     static constexpr std::int32_t slot_keys = G < largest_slot ? G : largest_slot;
     static constexpr std::int32_t slots = TileKeys / slot_keys;
@@ -198,16 +224,28 @@ struct key_tile {
     bool masked;             ///< some row doesn't read some key
 };
 
-/// Walks through the keys that rows of an item read, tile by tile, ascending. What is in a tile's slot
-/// doesn't depend on which rows the item has, apart from slots that none of its rows reads.
+/// Where a walk is among means.
+template <bool Means>
+struct mean_place {};
+template <>
+struct mean_place<true> {
+    std::int32_t block = 0; ///< the next tile's first
+    std::int32_t end = 0;   ///< no row meets this block, or a later one
+    std::int32_t entry = 0; ///< of the list
+};
+
+/// Walks through the keys that rows of an item read, tile by tile, ascending; then, with means, through those
+/// of blocks. What is in a tile's slot doesn't depend on which rows the item has, apart from slots that none
+/// of its rows reads.
 /// @tparam List gives entry i of the item's list by operator()
-template <std::int32_t TileKeys, std::int32_t G, class List>
+template <std::int32_t TileKeys, std::int32_t G, class List, bool Means = false>
 class key_walk {
   public:
-    using tile = key_tile<TileKeys, G>;
+    using tile = key_tile<TileKeys, G, Means>;
 
-    UNIPREFILL_API key_walk(const attend_item& item, const item_reach& reach, bool has_lists,
-                            List list) noexcept
+    /// @param has_means read where Means says that there may be some
+    UNIPREFILL_API key_walk(const attend_item& item, const item_reach& reach, bool has_lists, List list,
+                            bool has_means = false) noexcept
         : list_(list)
         , reach_(reach)
         , context_(item.context)
@@ -225,6 +263,13 @@ class key_walk {
         }
         block_ = window_block_ > first_block_ ? window_block_ : first_block_;
         in_block_ = G;
+        if constexpr (Means) {
+            // Tiles begin at multiples of their size, whatever rows see.
+            means_.block = first_block_ / TileKeys * TileKeys;
+            means_.end = has_lists && has_means ? means_of<G>(reach.most, context_).to : 0;
+        } else {
+            static_cast<void>(has_means);
+        }
     }
 
     /// The next tile; false: there is none.
@@ -232,6 +277,9 @@ class key_walk {
         constexpr std::int32_t slot_keys = tile::slot_keys;
         out.unlisted = 0;
         out.masked = false;
+        if constexpr (Means) {
+            out.of_means = false;
+        }
         if (context_key_ < context_ && context_key_ < reach_.most.end) {
             for (std::int32_t i = 0; i < tile::slots; ++i) {
                 const std::int32_t first = context_key_ + i * slot_keys;
@@ -258,7 +306,11 @@ class key_walk {
                 now_unlisted_);
             in_block_ += slot_keys;
         }
-        return any;
+        if constexpr (Means) {
+            return any || next_means(out);
+        } else {
+            return any;
+        }
     }
 
   private:
@@ -269,6 +321,49 @@ class key_walk {
         out.unlisted |= unlisted ? std::uint32_t{1} << i : 0;
         out.masked = out.masked || end - first < tile::slot_keys || end > reach_.least.end ||
                      first < reach_.most.first || (unlisted && first < reach_.most.window);
+    }
+    /// The next tile of means in which some block isn't listed.
+    UNIPREFILL_API bool next_means(tile& out) noexcept {
+        constexpr std::int32_t slot_keys = tile::slot_keys;
+        while (means_.block < means_.end) {
+            const std::int32_t first = means_.block;
+            means_.block += TileKeys;
+            for (std::int32_t i = 0; i < tile::words; ++i) {
+                const std::int32_t left = means_.end - first - 32 * i;
+                out.skipped[i] = left >= 32 ? ~std::uint32_t{0}
+                                 : left > 0 ? (std::uint32_t{1} << left) - 1
+                                            : 0;
+            }
+            for (; means_.entry < entries_; ++means_.entry) {
+                const std::int32_t block = list_(means_.entry);
+                if (block >= means_.block) {
+                    break;
+                }
+                // All of them, so that they stay in registers.
+                for (std::int32_t i = 0; i < tile::words; ++i) {
+                    const bool here = block >= first && (block - first) / 32 == i;
+                    out.skipped[i] &= here ? ~(std::uint32_t{1} << (block - first) % 32) : ~std::uint32_t{0};
+                }
+            }
+            std::uint32_t any = 0;
+            for (std::int32_t i = 0; i < tile::words; ++i) {
+                any |= out.skipped[i];
+            }
+            if (any == 0) {
+                continue;
+            }
+            for (std::int32_t i = 0; i < tile::slots; ++i) {
+                const std::int32_t begin = first + i * slot_keys;
+                const std::int32_t end = begin + slot_keys;
+                out.first[i] = begin < means_.end ? begin : means_.end;
+                out.end[i] = end < means_.end ? end : means_.end;
+            }
+            out.unlisted = 0;
+            out.masked = true;
+            out.of_means = true;
+            return true;
+        }
+        return false;
     }
     /// Listed blocks before any row's window, then all blocks from there on.
     UNIPREFILL_API bool next_block() noexcept {
@@ -316,6 +411,7 @@ class key_walk {
     std::int32_t in_block_; ///< keys of `now_` that earlier slots have
     bool now_unlisted_ = false;
     bool has_lists_;
+    mean_place<Means> means_;
 };
 
 } // namespace detail

@@ -102,6 +102,17 @@ struct UNIPREFILL_HIDDEN attention_kernels : vector_math<Build> {
         }
     }
 
+    /// Adds to scores.
+    template <std::int32_t Vectors>
+    static void raise(float* scores, std::int32_t num_keys, float by) noexcept {
+        for (std::int32_t key = 0; key < num_keys; ++key) {
+            unroll<Vectors>([&](auto v) {
+                float* score = scores + key * stride + v * width;
+                math::store(score, math::load(score) + splat(by));
+            });
+        }
+    }
+
     /// Takes keys [begin, end) away from the lanes that don't read them: key i of the arrays is key
     /// numbers[i] of the tile, and a lane reads those in [from, to) of the tile.
     template <std::int32_t Vectors>

@@ -92,6 +92,7 @@ class UNIPREFILL_HIDDEN attention_plan {
             unit.num_listed = offset[1] - offset[0];
             unit.first_listed = unit.cached + begin - unit.first_row;
             unit.block_rows = bounds_.block_rows;
+            unit.first_mean = block_offset(segment, begin, bounds_.block_rows);
         }
         for (std::int32_t lane = 0; lane < unit.lanes; ++lane) {
             const std::int64_t at = first + lane;
@@ -102,6 +103,8 @@ class UNIPREFILL_HIDDEN attention_plan {
                 unit.from[lane] = unit.from[lane - 1];
                 unit.window[lane] = unit.window[lane - 1];
                 unit.to[lane] = unit.to[lane - 1];
+                unit.mean_from[lane] = unit.mean_from[lane - 1];
+                unit.mean_to[lane] = unit.mean_to[lane - 1];
             } else {
                 bound(unit, segment, lane);
             }
@@ -170,12 +173,18 @@ class UNIPREFILL_HIDDEN attention_plan {
         unit.to[lane] = unit.cached + row - unit.first_row + 1;
         unit.from[lane] = options_.window > 0 ? first_seen(unit, row, position - options_.window + 1) : 0;
         unit.window[lane] = unit.to[lane];
-        if (lists_.offsets != nullptr && lists_.window > 0) {
+        if (lists_.offsets != nullptr) {
             const std::int32_t begin = batch_.segment_begin(segment);
-            const std::int32_t in_window =
-                bracketed_row_at(batch_.positions, begin, row + 1, position - lists_.window + 1);
-            const std::int32_t block = (in_window - begin) / bounds_.block_rows;
-            unit.window[lane] = unit.first_listed + std::int64_t{block} * bounds_.block_rows;
+            std::int32_t block = (row - begin) / bounds_.block_rows;
+            if (lists_.window > 0) {
+                const std::int32_t in_window =
+                    bracketed_row_at(batch_.positions, begin, row + 1, position - lists_.window + 1);
+                block = (in_window - begin) / bounds_.block_rows;
+                unit.window[lane] = unit.first_listed + std::int64_t{block} * bounds_.block_rows;
+            }
+            const std::int64_t unseen = unit.from[lane] - unit.first_listed;
+            unit.mean_from[lane] = unseen > 0 ? (unseen + bounds_.block_rows - 1) / bounds_.block_rows : 0;
+            unit.mean_to[lane] = block;
         }
         if (unit.window[lane] < unit.from[lane]) {
             unit.window[lane] = unit.from[lane];

@@ -15,8 +15,8 @@ UNIPREFILL_BEGIN_NAMESPACE
 namespace detail {
 
 /// Up to attention_lanes query rows of one request that read one KV head and share a list, if there are
-/// lists. Keys are counted from the request's first, cached ones first. From lane to lane `from`, `window`
-/// and `to` don't fall.
+/// lists. Keys are counted from the request's first, cached ones first. From lane to lane `from`, `window`,
+/// `to`, `mean_from` and `mean_to` don't fall.
 struct UNIPREFILL_HIDDEN attention_unit {
     std::int32_t request = 0;
     std::int32_t kv_head = 0;
@@ -28,12 +28,17 @@ struct UNIPREFILL_HIDDEN attention_unit {
     std::int64_t num_listed = 0;          ///< 0 where there is no list
     std::int64_t first_listed = no_lists; ///< key with which block 0 begins: all before it are read
     std::int32_t block_rows = 1;
+    std::int64_t first_mean = 0; ///< row of block 0 among the means
 
     std::int64_t from[attention_lanes] = {};   ///< the first key that a lane sees,
     std::int64_t window[attention_lanes] = {}; ///< the first that it reads of blocks that aren't listed,
     std::int64_t to[attention_lanes] = {};     ///< and one past the last
     std::int32_t row[attention_lanes] = {};    ///< of the queries
     std::int32_t head[attention_lanes] = {};   ///< of the queries
+    // With means: [mean_from, mean_to) are the blocks that a lane sees whole and skips unless they are
+    // listed.
+    std::int64_t mean_from[attention_lanes] = {};
+    std::int64_t mean_to[attention_lanes] = {};
 
     static constexpr std::int64_t no_lists = INT64_MAX;
 };
@@ -112,6 +117,45 @@ class UNIPREFILL_HIDDEN tile_walk {
         }
     }
 
+    const attention_unit& unit_;
+    std::int64_t next_;
+    std::int64_t end_;
+    std::int64_t listed_ = 0;
+};
+
+/// Walks through tiles of blocks for which any lane takes their means, in ascending order: `first` and
+/// `numbers` of a tile count blocks.
+class UNIPREFILL_HIDDEN mean_walk {
+  public:
+    explicit mean_walk(const attention_unit& unit) noexcept
+        : unit_(unit)
+        , next_(unit.mean_from[0] / attention_tile_keys * attention_tile_keys)
+        , end_(unit.mean_to[unit.lanes - 1]) {}
+
+    /// Fills @p tile with the next that has a block. @return false where there is none.
+    [[nodiscard]] bool next(attention_tile& tile) noexcept {
+        while (next_ < end_) {
+            tile.first = next_;
+            tile.num_keys = 0;
+            tile.num_pieces = 0;
+            next_ += attention_tile_keys;
+            const std::int64_t end = next_ < end_ ? next_ : end_;
+            for (std::int64_t block = tile.first; block < end; ++block) {
+                while (listed_ < unit_.num_listed && unit_.list[listed_] < block) {
+                    ++listed_;
+                }
+                if (listed_ == unit_.num_listed || unit_.list[listed_] != block) {
+                    tile.add(block, block + 1, false);
+                }
+            }
+            if (tile.num_keys > 0) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+  private:
     const attention_unit& unit_;
     std::int64_t next_;
     std::int64_t end_;

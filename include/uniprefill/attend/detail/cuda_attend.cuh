@@ -60,6 +60,8 @@ struct attend_task {
     head_rows<const T> queries;
     head_rows<const T> keys;
     head_rows<const T> values;
+    head_rows<const T> mean_keys; ///< by block; read by kernels with means alone
+    head_rows<const T> mean_values;
     Cache cached_keys;
     Cache cached_values;
     head_rows<T> out;
@@ -151,6 +153,30 @@ template <bool Softcap>
     } else {
         return multiply_add(score, how.factor, exponent_grid);
     }
+}
+
+/// log2 of G: how much the score of a block's mean is raised. An integer, so that sums stay exact.
+template <std::int32_t G>
+inline constexpr float mean_weight = G == 16    ? 4.0f
+                                     : G == 32  ? 5.0f
+                                     : G == 64  ? 6.0f
+                                     : G == 128 ? 7.0f
+                                                : 8.0f;
+
+/// An exponent of a tile whose keys weigh 2^weight each; without means they weigh 1.
+template <bool Means>
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline float weighed(float exponent, float weight) {
+    if constexpr (Means) {
+        return add(exponent, weight);
+    } else {
+        return exponent;
+    }
+}
+
+/// Row of block 0 of an item's segment among the means.
+template <std::int32_t G>
+[[nodiscard]] __device__ UNIPREFILL_HIDDEN inline std::int32_t first_mean_of(const attend_item& item) {
+    return static_cast<std::int32_t>(block_offset(item.segment, item.segment_begin, G));
 }
 
 /// One row's running softmax, whose probabilities are rounded to @p T.

@@ -16,8 +16,8 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
-/// The attention kernels of some types, head dimension and G, behind one face.
-template <class T, class Cache, std::int32_t D, std::int32_t G>
+/// The attention kernels of some types, head dimension and G, with or without means, behind one face.
+template <class T, class Cache, std::int32_t D, std::int32_t G, bool Means>
 class attend_bodies {
     using task = attend_task<T, Cache>;
     using sm90 = attend_sm90_shape<D, G>;
@@ -49,34 +49,43 @@ class attend_bodies {
         UNIPREFILL_TRY(check(device));
         if (uses_sm90(device)) {
             constexpr std::size_t bytes = sm90::dynamic_bytes;
-            UNIPREFILL_TRY(require_sm90a_code(attend_sm90_kernel<T, Cache, D, G, false>));
-            UNIPREFILL_TRY(allow_shared_memory(attend_sm90_kernel<T, Cache, D, G, false>, bytes));
-            return allow_shared_memory(attend_sm90_kernel<T, Cache, D, G, true>, bytes);
+            UNIPREFILL_TRY(require_sm90a_code(attend_sm90_kernel<T, Cache, D, G, false, Means>));
+            UNIPREFILL_TRY(allow_shared_memory(attend_sm90_kernel<T, Cache, D, G, false, Means>, bytes));
+            return allow_shared_memory(attend_sm90_kernel<T, Cache, D, G, true, Means>, bytes);
         }
         constexpr std::size_t bytes = portable::dynamic_bytes;
-        UNIPREFILL_TRY(allow_shared_memory(attend_portable_kernel<T, Cache, D, G, false>, bytes));
-        return allow_shared_memory(attend_portable_kernel<T, Cache, D, G, true>, bytes);
+        UNIPREFILL_TRY(allow_shared_memory(attend_portable_kernel<T, Cache, D, G, false, Means>, bytes));
+        return allow_shared_memory(attend_portable_kernel<T, Cache, D, G, true, Means>, bytes);
     }
     /// The plan, and the kernel. step.tile_rows must be that of tile_rows().
     [[nodiscard]] static UNIPREFILL_HOST_API status launch(const cuda_device& device, const task& what,
                                                            backend::cuda::stream stream) noexcept {
         const bool softcap = what.scores.softcap > 0;
         if (uses_sm90(device)) {
-            attend_sm90_task<T, Cache> all{what, {}, {}};
-            using tile = typename sm90::tile;
+            attend_sm90_task<T, Cache, Means> all{};
+            all.task = what;
+            using tile = typename sm90::template tile<Means>;
             UNIPREFILL_TRY(make_tensor_map(device, what.keys, tile::slot_keys, all.keys, "keys.rows"));
             UNIPREFILL_TRY(make_tensor_map(device, what.values, tile::slot_keys, all.values, "values.rows"));
+            if constexpr (Means) {
+                if (what.mean_keys.data != nullptr) {
+                    UNIPREFILL_TRY(make_tensor_map(device, what.mean_keys, tile::slot_keys, all.mean_keys,
+                                                   "means.keys"));
+                    UNIPREFILL_TRY(make_tensor_map(device, what.mean_values, tile::slot_keys, all.mean_values,
+                                                   "means.values"));
+                }
+            }
             UNIPREFILL_TRY(launch_plan(device, what, stream));
             return detail::launch(device,
-                                  softcap ? attend_sm90_kernel<T, Cache, D, G, true>
-                                          : attend_sm90_kernel<T, Cache, D, G, false>,
+                                  softcap ? attend_sm90_kernel<T, Cache, D, G, true, Means>
+                                          : attend_sm90_kernel<T, Cache, D, G, false, Means>,
                                   static_cast<unsigned>(device.ctas(1)), sm90::threads,
                                   static_cast<std::size_t>(sm90::dynamic_bytes), stream, all);
         }
         UNIPREFILL_TRY(launch_plan(device, what, stream));
         return detail::launch(device,
-                              softcap ? attend_portable_kernel<T, Cache, D, G, true>
-                                      : attend_portable_kernel<T, Cache, D, G, false>,
+                              softcap ? attend_portable_kernel<T, Cache, D, G, true, Means>
+                                      : attend_portable_kernel<T, Cache, D, G, false, Means>,
                               static_cast<unsigned>(device.ctas(portable::ctas_per_multiprocessor)),
                               portable::threads, static_cast<std::size_t>(portable::dynamic_bytes), stream,
                               what);

@@ -26,7 +26,8 @@ struct attend_portable_shape {
     static constexpr std::int32_t threads = 32 * warps;
     static constexpr std::int32_t tile_rows = 16 * row_tiles * warps; ///< packed query rows of an item
     static constexpr std::int32_t tile_keys = D <= 128 ? 64 : 32;
-    using tile = key_tile<tile_keys, G>;
+    template <bool Means>
+    using tile = key_tile<tile_keys, G, Means>;
     /// Rows are an odd number of 16 bytes apart, so that 8 of them lie in different banks.
     static constexpr std::int32_t pitch = 2 * D + 16;
     static constexpr std::int32_t stages = 3; ///< of keys, then of their values, then of the next keys
@@ -48,10 +49,10 @@ struct attend_portable_shared {
 };
 
 /// A thread of a thread block.
-template <class T, class Cache, std::int32_t D, std::int32_t G, bool Softcap>
+template <class T, class Cache, std::int32_t D, std::int32_t G, bool Softcap, bool Means>
 class UNIPREFILL_HIDDEN attend_portable_worker {
     using shape = attend_portable_shape<D, G>;
-    using tile = typename shape::tile;
+    using tile = typename shape::template tile<Means>;
     using shared_type = attend_portable_shared<shape::tile_rows, shape::warps>;
     static constexpr std::int32_t tile_keys = shape::tile_keys;
     static constexpr std::int32_t row_tiles = shape::row_tiles;
@@ -87,9 +88,9 @@ class UNIPREFILL_HIDDEN attend_portable_worker {
             const attend_item item = find_item(task_.step, task_.plan, index);
             const item_reach bounds = note_reach(item);
             const block_lists& lists = task_.step.lists;
-            attend(key_walk<tile_keys, G, warp_list>(
-                item, bounds, lists.offsets != nullptr,
-                warp_list(lists.blocks + item.list_begin, item.list_entries)));
+            attend(walk_type(item, bounds, lists.offsets != nullptr,
+                             warp_list(lists.blocks + item.list_begin, item.list_entries),
+                             task_.mean_keys.data != nullptr));
         }
     }
 
@@ -97,12 +98,13 @@ class UNIPREFILL_HIDDEN attend_portable_worker {
     using scores = float[row_tiles][tile_keys / 2];
     using outputs = float[row_tiles][D / 2];
     using weights = std::uint32_t[row_tiles][key_steps][4];
+    using walk_type = key_walk<tile_keys, G, warp_list, Means>;
 
-    __device__ void attend(key_walk<tile_keys, G, warp_list> walk) {
+    __device__ void attend(walk_type walk) {
         tile now;
         bool exists = walk.next(now);
-        bring(task_.keys, task_.cached_keys, now, exists, 0);
-        bring(task_.values, task_.cached_values, now, exists, 1);
+        bring(task_.keys, task_.mean_keys, task_.cached_keys, now, exists, 0);
+        bring(task_.values, task_.mean_values, task_.cached_values, now, exists, 1);
 
         outputs out;
 #pragma unroll
@@ -123,14 +125,14 @@ class UNIPREFILL_HIDDEN attend_portable_worker {
             // Into the stage that everyone has just left, here and below.
             tile next;
             const bool more = walk.next(next);
-            bring(task_.keys, task_.cached_keys, next, more, after(after(stage)));
+            bring(task_.keys, task_.mean_keys, task_.cached_keys, next, more, after(after(stage)));
             scores sums;
             multiply_keys(sums, stage);
             weights probabilities;
             take_exponentials(sums, now, out, probabilities);
             wait_for_copies<1>();
             __syncthreads();
-            bring(task_.values, task_.cached_values, next, more, stage);
+            bring(task_.values, task_.mean_values, task_.cached_values, next, more, stage);
             multiply_values(out, probabilities, after(stage));
             stage = after(after(stage));
             now = next;
@@ -181,8 +183,8 @@ class UNIPREFILL_HIDDEN attend_portable_worker {
     }
 
     /// Starts the copies of a tile of keys or values; zeros behind the end of each slot.
-    __device__ void bring(const head_rows<const T>& rows, const Cache& cache, const tile& what, bool exists,
-                          std::int32_t stage) {
+    __device__ void bring(const head_rows<const T>& rows, const head_rows<const T>& means, const Cache& cache,
+                          const tile& what, bool exists, std::int32_t stage) {
         const attend_item& item = shared_.item;
         constexpr std::int32_t parts = tile_keys * row_parts;
         const std::uint32_t to = stages_ + static_cast<std::uint32_t>(stage * shape::stage_bytes);
@@ -203,8 +205,9 @@ class UNIPREFILL_HIDDEN attend_portable_worker {
                 key += row % tile::slot_keys;
                 const T* from = rows.data;
                 if (key < end) {
-                    from = key < item.cached ? cache.row(item.request, key, kv_head)
-                                             : rows.at(item.request_begin + key - item.cached, kv_head);
+                    from = what.of_means       ? means.at(first_mean_of<G>(item) + key, kv_head)
+                           : key < item.cached ? cache.row(item.request, key, kv_head)
+                                               : rows.at(item.request_begin + key - item.cached, kv_head);
                     from += part * 8;
                 }
                 copy_async_16(to + static_cast<std::uint32_t>(row * shape::pitch + part * 16), from,
@@ -315,9 +318,39 @@ class UNIPREFILL_HIDDEN attend_portable_worker {
         }
     }
 
+    /// The same for means.
+    __device__ void mask_means(scores& sums, const tile& what) const {
+#pragma unroll
+        for (std::int32_t i = 0; i < 2 * row_tiles; ++i) {
+            const mean_range range =
+                means_of<G>(shared_.reach[warp_row_ + 8 * i + lane_ / 4], shared_.item.context);
+            const std::int32_t first = range.from - (what.first[0] + 2 * (lane_ % 4));
+            const auto count = static_cast<std::uint32_t>(max(range.to - range.from, 0));
+#pragma unroll
+            for (std::int32_t in_tile = 0; in_tile < tile_keys; in_tile += 8) {
+                const std::uint32_t skipped = what.skipped[in_tile / 32] >> (in_tile % 32 + 2 * (lane_ % 4));
+                const std::int32_t at = in_tile / 2 + i % 2 * 2;
+#pragma unroll
+                for (std::int32_t j = 0; j < 2; ++j) {
+                    float& score = sums[i / 2][at + j];
+                    const bool meets =
+                        static_cast<std::uint32_t>(in_tile + j - first) < count && (skipped >> j & 1u) != 0;
+                    score = meets ? score : nothing_read;
+                }
+            }
+        }
+    }
+
     /// Scores become probabilities against each row's reference; outputs so far are scaled to it.
     __device__ void take_exponentials(scores& sums, const tile& what, outputs& out, weights& probabilities) {
-        if (what.masked) {
+        float weight = 0; // of the tile's keys, log2
+        if constexpr (Means) {
+            if (what.of_means) {
+                mask_means(sums, what);
+                weight = mean_weight<G>;
+            }
+        }
+        if (what.masked && !what.of_means) {
             mask(sums, what);
         }
 #pragma unroll
@@ -333,8 +366,9 @@ class UNIPREFILL_HIDDEN attend_portable_worker {
                 }
                 largest = larger(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
                 largest = larger(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-                factors[half] = rows_[i][half].raise(on_grid<Softcap>(largest, task_.scores));
-                subtrahend[half] = -rows_[i][half].subtrahend();
+                factors[half] =
+                    rows_[i][half].raise(weighed<Means>(on_grid<Softcap>(largest, task_.scores), weight));
+                subtrahend[half] = weighed<Means>(-rows_[i][half].subtrahend(), weight);
             }
 #pragma unroll
             for (std::int32_t j = 0; j < tile_keys / 2; ++j) {
@@ -397,7 +431,7 @@ class UNIPREFILL_HIDDEN attend_portable_worker {
     std::uint32_t queries_[row_tiles][query_steps][4];
 };
 
-template <class T, class Cache, std::int32_t D, std::int32_t G, bool Softcap>
+template <class T, class Cache, std::int32_t D, std::int32_t G, bool Softcap, bool Means>
 __global__ void UNIPREFILL_HIDDEN __launch_bounds__(attend_portable_shape<D, G>::threads,
                                                     attend_portable_shape<D, G>::ctas_per_multiprocessor)
     attend_portable_kernel(const __grid_constant__ attend_task<T, Cache> task) {
@@ -406,7 +440,7 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(attend_portable_shape<D, G>:
     __shared__ attend_portable_shared<shape::tile_rows, shape::warps> shared;
     let_next_kernel_start();
     wait_for_previous_kernel();
-    attend_portable_worker<T, Cache, D, G, Softcap>(
+    attend_portable_worker<T, Cache, D, G, Softcap, Means>(
         task, shared, reinterpret_cast<const std::uint8_t*>(attend_portable_stages))
         .run();
 }

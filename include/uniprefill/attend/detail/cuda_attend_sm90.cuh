@@ -31,7 +31,8 @@ template <std::int32_t D, std::int32_t G>
 struct attend_sm90_shape {
     static constexpr std::int32_t panels = (D + 63) / 64; ///< 128-byte columns of rows
     static constexpr std::int32_t tile_keys = panels > 2 ? 64 : 128;
-    using tile = key_tile<tile_keys, G>;
+    template <bool Means>
+    using tile = key_tile<tile_keys, G, Means>;
     /// Groups of four warps that multiply, 64 rows each: as many as registers allow.
     static constexpr std::int32_t groups = D == 64 ? 3 : 2;
     static constexpr std::int32_t rows = 64 * groups; ///< packed query rows of an item
@@ -54,23 +55,29 @@ struct attend_sm90_shape {
     static_assert(stages >= 2);
 };
 
-template <class T, class Cache>
+template <class T, class Cache, bool Means>
 struct attend_sm90_task {
     attend_task<T, Cache> task;
     CUtensorMap keys;
     CUtensorMap values;
 };
+template <class T, class Cache>
+struct attend_sm90_task<T, Cache, true> : attend_sm90_task<T, Cache, false> {
+    CUtensorMap mean_keys; ///< of no use where task.mean_keys is null
+    CUtensorMap mean_values;
+};
 
 /// What multipliers have to know of a tile of keys.
 struct attend_tile_notes {
     std::int32_t first[attend_sm90_max_slots];
-    std::int32_t end[attend_sm90_max_slots];
+    std::int32_t end[attend_sm90_max_slots]; ///< of means: the bits of tile_means::skipped
     std::uint32_t unlisted;
     std::int32_t state;
 };
 inline constexpr std::int32_t attend_no_tile = 0; ///< the item's keys are through
 inline constexpr std::int32_t attend_whole = 1;   ///< every row reads every key
 inline constexpr std::int32_t attend_masked = 2;
+inline constexpr std::int32_t attend_means = 3; ///< of blocks; every row is masked
 
 /// What they have to know of an item.
 struct attend_item_notes {
@@ -217,15 +224,15 @@ class UNIPREFILL_HIDDEN attend_sm90_preparer {
 };
 
 /// The warp that brings keys, or the one that brings values.
-template <class T, class Cache, std::int32_t D, std::int32_t G, bool IsKeys>
+template <class T, class Cache, std::int32_t D, std::int32_t G, bool Means, bool IsKeys>
 class UNIPREFILL_HIDDEN attend_sm90_bringer {
     using shape = attend_sm90_shape<D, G>;
-    using tile = typename shape::tile;
+    using tile = typename shape::template tile<Means>;
+    using task_type = attend_sm90_task<T, Cache, Means>;
     static constexpr std::int32_t row_parts = D / 8; ///< 16 bytes each
 
   public:
-    __device__ attend_sm90_bringer(const attend_sm90_task<T, Cache>& all, attend_sm90_shared& shared,
-                                   std::uint8_t* memory)
+    __device__ attend_sm90_bringer(const task_type& all, attend_sm90_shared& shared, std::uint8_t* memory)
         : all_(all)
         , shared_(shared)
         , stages_(shared_address(memory) +
@@ -255,9 +262,10 @@ class UNIPREFILL_HIDDEN attend_sm90_bringer {
     /// All tiles of an item.
     __device__ void bring(const attend_item& item, const item_reach& bounds) {
         const block_lists& lists = all_.task.step.lists;
-        key_walk<shape::tile_keys, G, warp_list> walk(
+        key_walk<shape::tile_keys, G, warp_list, Means> walk(
             item, bounds, lists.offsets != nullptr,
-            warp_list(lists.blocks + item.list_begin, item.list_entries));
+            warp_list(lists.blocks + item.list_begin, item.list_entries),
+            all_.task.mean_keys.data != nullptr);
         const std::int32_t kv_head = item.unit / all_.task.step.kv_units;
         std::uint64_t* const full = IsKeys ? shared_.keys_full : shared_.values_full;
         std::uint64_t* const empty = IsKeys ? shared_.keys_empty : shared_.values_empty;
@@ -271,7 +279,8 @@ class UNIPREFILL_HIDDEN attend_sm90_bringer {
             std::uint32_t engine_slots = 0;
 #    pragma unroll
             for (std::int32_t i = 0; i < tile::slots; ++i) {
-                by_engine[i] = now.end[i] - now.first[i] == tile::slot_keys && now.first[i] >= item.cached;
+                by_engine[i] = now.end[i] - now.first[i] == tile::slot_keys &&
+                               (now.of_means || now.first[i] >= item.cached);
                 engine_slots += by_engine[i] ? 1u : 0u;
             }
             barrier_wait(&empty[stage_.at], stage_.parity ^ 1u);
@@ -292,12 +301,14 @@ class UNIPREFILL_HIDDEN attend_sm90_bringer {
 #    pragma unroll
                     for (std::int32_t i = 0; i < tile::slots; ++i) {
                         if (by_engine[i]) {
-                            const std::int32_t row = item.request_begin + now.first[i] - item.cached;
+                            const std::int32_t row =
+                                now.first[i] +
+                                (now.of_means ? first_mean_of<G>(item) : item.request_begin - item.cached);
 #    pragma unroll
                             for (std::int32_t panel = 0; panel < shape::panels; ++panel) {
                                 load_box(to + static_cast<std::uint32_t>(panel * shape::key_panel +
                                                                          i * tile::slot_keys * 128),
-                                         IsKeys ? all_.keys : all_.values, barrier, panel * 64, kv_head, row);
+                                         map_of(now), barrier, panel * 64, kv_head, row);
                             }
                         }
                     }
@@ -308,6 +319,15 @@ class UNIPREFILL_HIDDEN attend_sm90_bringer {
                 return;
             }
         }
+    }
+
+    [[nodiscard]] __device__ const CUtensorMap& map_of(const tile& what) const {
+        if constexpr (Means) {
+            if (what.of_means) {
+                return IsKeys ? all_.mean_keys : all_.mean_values;
+            }
+        }
+        return IsKeys ? all_.keys : all_.values;
     }
 
     /// Tells multipliers of a tile.
@@ -321,6 +341,15 @@ class UNIPREFILL_HIDDEN attend_sm90_bringer {
             }
             notes.unlisted = what.unlisted;
             notes.state = !exists ? attend_no_tile : what.masked ? attend_masked : attend_whole;
+            if constexpr (Means) {
+                if (exists && what.of_means) {
+                    notes.state = attend_means;
+#    pragma unroll
+                    for (std::int32_t i = 0; i < tile::words; ++i) {
+                        notes.end[i] = static_cast<std::int32_t>(what.skipped[i]);
+                    }
+                }
+            }
         }
         note_.advance();
     }
@@ -340,7 +369,7 @@ class UNIPREFILL_HIDDEN attend_sm90_bringer {
                 skipped = i == j ? by_engine[j] : skipped;
             }
             if (!skipped) {
-                bring_slot(item, kv_head, first, end,
+                bring_slot(item, kv_head, first, end, what.of_means,
                            to + static_cast<std::uint32_t>(i * tile::slot_keys * 128));
             }
         }
@@ -350,8 +379,9 @@ class UNIPREFILL_HIDDEN attend_sm90_bringer {
     }
     /// Copies keys [first, end), zeros behind them.
     __device__ void bring_slot(const attend_item& item, std::int32_t kv_head, std::int32_t first,
-                               std::int32_t end, std::uint32_t to) {
+                               std::int32_t end, bool of_means, std::uint32_t to) {
         const head_rows<const T>& rows = IsKeys ? all_.task.keys : all_.task.values;
+        const head_rows<const T>& means = IsKeys ? all_.task.mean_keys : all_.task.mean_values;
         const Cache& cache = IsKeys ? all_.task.cached_keys : all_.task.cached_values;
 #    pragma unroll 4
         for (std::int32_t at = lane_; at < tile::slot_keys * row_parts; at += 32) {
@@ -360,7 +390,8 @@ class UNIPREFILL_HIDDEN attend_sm90_bringer {
             const std::int32_t key = first + row;
             const T* from = rows.data;
             if (key < end) {
-                from = key < item.cached
+                from = Means && of_means ? means.at(first_mean_of<G>(item) + key, kv_head) + part * 8
+                       : key < item.cached
                            ? cache.row(item.request, key, kv_head) + part * 8
                            : rows.at(item.request_begin + key - item.cached, kv_head) + part * 8;
             }
@@ -370,7 +401,7 @@ class UNIPREFILL_HIDDEN attend_sm90_bringer {
         }
     }
 
-    const attend_sm90_task<T, Cache>& all_;
+    const task_type& all_;
     attend_sm90_shared& shared_;
     std::uint32_t stages_;
     std::int32_t lane_;
@@ -380,16 +411,16 @@ class UNIPREFILL_HIDDEN attend_sm90_bringer {
 };
 
 /// One of the groups of four warps that multiply.
-template <class T, class Cache, std::int32_t D, std::int32_t G, bool Softcap>
+template <class T, class Cache, std::int32_t D, std::int32_t G, bool Softcap, bool Means>
 class UNIPREFILL_HIDDEN attend_sm90_multiplier {
     using shape = attend_sm90_shape<D, G>;
-    using tile = typename shape::tile;
+    using tile = typename shape::template tile<Means>;
     static constexpr std::int32_t tile_keys = shape::tile_keys;
     static constexpr std::int32_t steps = tile_keys / 16; ///< of a product with values
 
   public:
-    __device__ attend_sm90_multiplier(const attend_sm90_task<T, Cache>& all, attend_sm90_shared& shared,
-                                      std::uint8_t* memory, std::int32_t group)
+    __device__ attend_sm90_multiplier(const attend_sm90_task<T, Cache, Means>& all,
+                                      attend_sm90_shared& shared, std::uint8_t* memory, std::int32_t group)
         : task_(all.task)
         , shared_(shared)
         , queries_(shared_address(memory))
@@ -591,11 +622,43 @@ class UNIPREFILL_HIDDEN attend_sm90_multiplier {
         }
     }
 
+    /// The same for means.
+    __device__ void mask_means(scores& now, const attend_tile_notes& notes) {
+        const std::int32_t context = shared_.items[query_.at].item.context;
+        std::int32_t first[2];
+        std::uint32_t count[2];
+#    pragma unroll
+        for (std::int32_t half = 0; half < 2; ++half) {
+            const mean_range range = means_of<G>(reach_[half], context);
+            first[half] = range.from - (notes.first[0] + 2 * (lane_ % 4));
+            count[half] = static_cast<std::uint32_t>(max(range.to - range.from, 0));
+        }
+#    pragma unroll
+        for (std::int32_t in_tile = 0; in_tile < tile_keys; in_tile += 8) {
+            const std::uint32_t skipped =
+                static_cast<std::uint32_t>(notes.end[in_tile / 32]) >> (in_tile % 32 + 2 * (lane_ % 4));
+#    pragma unroll
+            for (std::int32_t i = 0; i < 4; ++i) {
+                const bool meets =
+                    static_cast<std::uint32_t>(in_tile + i % 2 - first[i / 2]) < count[i / 2] &&
+                    (skipped >> (i % 2) & 1u) != 0;
+                now[in_tile / 2 + i] = meets ? now[in_tile / 2 + i] : nothing_read;
+            }
+        }
+    }
+
     /// Scores become probabilities against each row's reference. @param factors what outputs are scaled by
     __device__ void take_exponentials(scores& now, float (&factors)[2]) {
         const attend_tile_notes& notes = shared_.tiles[note_before()];
+        float weight = 0; // of the tile's keys, log2
         if (notes.state == attend_masked) {
             mask(now, notes);
+        }
+        if constexpr (Means) {
+            if (notes.state == attend_means) {
+                mask_means(now, notes);
+                weight = mean_weight<G>;
+            }
         }
         float largest_of[4] = {now[0], now[1], now[2], now[3]};
 #    pragma unroll
@@ -608,8 +671,9 @@ class UNIPREFILL_HIDDEN attend_sm90_multiplier {
         for (std::int32_t half = 0; half < 2; ++half) {
             largest[half] = larger(largest[half], __shfl_xor_sync(0xffffffffu, largest[half], 1));
             largest[half] = larger(largest[half], __shfl_xor_sync(0xffffffffu, largest[half], 2));
-            factors[half] = rows_[half].raise(on_grid<Softcap>(largest[half], task_.scores));
-            subtrahend[half] = -rows_[half].subtrahend();
+            factors[half] =
+                rows_[half].raise(weighed<Means>(on_grid<Softcap>(largest[half], task_.scores), weight));
+            subtrahend[half] = weighed<Means>(-rows_[half].subtrahend(), weight);
         }
 #    pragma unroll
         for (std::int32_t i = 0; i < tile_keys / 2; ++i) {
@@ -702,9 +766,9 @@ class UNIPREFILL_HIDDEN attend_sm90_multiplier {
 
 #endif // __CUDA_ARCH_FEAT_SM90_ALL
 
-template <class T, class Cache, std::int32_t D, std::int32_t G, bool Softcap>
+template <class T, class Cache, std::int32_t D, std::int32_t G, bool Softcap, bool Means>
 __global__ void UNIPREFILL_HIDDEN __launch_bounds__(attend_sm90_shape<D, G>::threads, 1)
-    attend_sm90_kernel(const __grid_constant__ attend_sm90_task<T, Cache> all) {
+    attend_sm90_kernel(const __grid_constant__ attend_sm90_task<T, Cache, Means> all) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using shape = attend_sm90_shape<D, G>;
     extern __shared__ std::uint8_t dynamic_memory[];
@@ -715,6 +779,12 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(attend_sm90_shape<D, G>::thr
     if (threadIdx.x == 0) {
         prefetch_tensor_map(all.keys);
         prefetch_tensor_map(all.values);
+        if constexpr (Means) {
+            if (all.task.mean_keys.data != nullptr) {
+                prefetch_tensor_map(all.mean_keys);
+                prefetch_tensor_map(all.mean_values);
+            }
+        }
         for (std::int32_t stage = 0; stage < shape::stages; ++stage) {
             barrier_init(&shared.keys_full[stage], 1);
             barrier_init(&shared.keys_empty[stage], shape::multipliers / 32);
@@ -736,15 +806,15 @@ __global__ void UNIPREFILL_HIDDEN __launch_bounds__(attend_sm90_shape<D, G>::thr
         lower_register_limit<shape::loader_registers>();
         const std::int32_t warp = uniform(static_cast<std::int32_t>(threadIdx.x / 32));
         if (warp == 0) {
-            attend_sm90_bringer<T, Cache, D, G, true>(all, shared, memory).run();
+            attend_sm90_bringer<T, Cache, D, G, Means, true>(all, shared, memory).run();
         } else if (warp == 1) {
-            attend_sm90_bringer<T, Cache, D, G, false>(all, shared, memory).run();
+            attend_sm90_bringer<T, Cache, D, G, Means, false>(all, shared, memory).run();
         } else {
             attend_sm90_preparer<T, Cache, D, G>(all.task, shared, memory).run();
         }
     } else {
         raise_register_limit<shape::multiplier_registers>();
-        attend_sm90_multiplier<T, Cache, D, G, Softcap>(all, shared, memory, group - 1).run();
+        attend_sm90_multiplier<T, Cache, D, G, Softcap, Means>(all, shared, memory, group - 1).run();
     }
 #else
     static_cast<void>(all);

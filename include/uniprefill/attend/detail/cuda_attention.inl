@@ -32,11 +32,11 @@ UNIPREFILL_HOST_API std::size_t prefill_attention<Policy, backend::cuda>::worksp
 }
 
 template <class Policy>
-template <class T, class Cache>
+template <class T, class Cache, bool Means>
 UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::prepare() const noexcept {
     UNIPREFILL_TRY(check());
-    return detail::attend_bodies<T, Cache, Policy::head_dim::value(), Policy::block_rows::value()>::prepare(
-        device_);
+    return detail::attend_bodies<T, Cache, Policy::head_dim::value(), Policy::block_rows::value(),
+                                 Means>::prepare(device_);
 }
 
 template <class Policy>
@@ -46,6 +46,28 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run(
     const attention_options& options, const batch_view& batch, const selection& kept,
     const block_lists& lists, const head_rows<T>& out, float* lse, workspace memory,
     backend::cuda::stream stream) const noexcept {
+    return run_with<false, T, Cache>(queries, keys, values, options, batch, kept, lists, {}, out, lse, memory,
+                                     stream);
+}
+
+template <class Policy>
+template <class T, class Cache>
+UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run(
+    const head_rows<const T>& queries, const key_source<T, Cache>& keys, const key_source<T, Cache>& values,
+    const attention_options& options, const batch_view& batch, const selection& kept,
+    const block_lists& lists, const block_means<T>& means, const head_rows<T>& out, float* lse,
+    workspace memory, backend::cuda::stream stream) const noexcept {
+    return run_with<true, T, Cache>(queries, keys, values, options, batch, kept, lists, means, out, lse,
+                                    memory, stream);
+}
+
+template <class Policy>
+template <bool Means, class T, class Cache>
+UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run_with(
+    const head_rows<const T>& queries, const key_source<T, Cache>& keys, const key_source<T, Cache>& values,
+    const attention_options& options, const batch_view& batch, const selection& kept,
+    const block_lists& lists, const block_means<T>& means, const head_rows<T>& out, float* lse,
+    workspace memory, backend::cuda::stream stream) const noexcept {
     constexpr std::int32_t G = Policy::block_rows::value();
     constexpr std::int32_t D = Policy::head_dim::value();
     UNIPREFILL_TRY(check());
@@ -71,8 +93,13 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run(
     UNIPREFILL_TRY(
         detail::check_query_rows(out, bounds_, kept.kept_bound, "out", "at least kept.kept_bound rows"));
     UNIPREFILL_TRY(detail::check_attention_alignment(queries, keys, values, out, has_cache));
+    const bool has_means = lists.offsets != nullptr && means.keys.data != nullptr;
+    if (has_means) {
+        UNIPREFILL_TRY(detail::check_means(means, batch, bounds_));
+        UNIPREFILL_TRY(detail::check_mean_alignment(means));
+    }
     UNIPREFILL_TRY(memory.check(workspace_bytes()));
-    using bodies = detail::attend_bodies<T, Cache, D, G>;
+    using bodies = detail::attend_bodies<T, Cache, D, G, Means>;
     UNIPREFILL_TRY(bodies::check(device_));
     if (batch.num_segments == 0 || batch.num_rows == 0 || kept.kept_bound == 0) {
         return success();
@@ -103,6 +130,10 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run(
     task.queries = queries;
     task.keys = keys.rows;
     task.values = values.rows;
+    if (has_means) {
+        task.mean_keys = detail::read_only(means.keys);
+        task.mean_values = detail::read_only(means.values);
+    }
     task.cached_keys = keys.cached;
     task.cached_values = values.cached;
     task.out = out;

@@ -7,6 +7,7 @@
 
 #include <uniprefill/attend/detail/attention_kernels.hpp>
 #include <uniprefill/attend/detail/attention_unit.hpp>
+#include <uniprefill/attend/means.hpp>
 #include <uniprefill/core/attention_params.hpp>
 #include <uniprefill/core/element.hpp>
 #include <uniprefill/core/kv_view.hpp>
@@ -35,6 +36,13 @@ struct UNIPREFILL_HIDDEN attention_problem {
     const float* sink_logits = nullptr; // [num_heads]
     float query_factor = 1;             ///< turns q.k into units of log2, or into x / cap
     float softcap = 0;                  ///< 0: none
+    block_means<T> means{};
+    float mean_weight = 0; ///< log2 G
+
+    void set(const block_means<T>& of_blocks, std::int32_t block_rows) noexcept {
+        means = of_blocks;
+        mean_weight = static_cast<float>(std::log2(static_cast<double>(block_rows)));
+    }
 
     void set(const attention_params& params, std::int32_t head_dim) noexcept {
         // In double precision: -ffast-math makes of a float's 1 / sqrt something else from place to place.
@@ -117,25 +125,56 @@ class UNIPREFILL_HIDDEN attention_worker {
             }
             read_rows(unit, tile, p_.keys, keys_);
             read_rows(unit, tile, p_.values, values_);
-            pad(tile.num_keys);
-            const bool finite = kernels::all_finite(values_, tile.num_keys * head_dim_);
-            for (std::int32_t lane = 0; lane < unit.lanes; lane += kernels::panel) {
-                const std::int32_t left = unit.lanes - lane;
-                const std::int32_t used = left < kernels::panel ? left : kernels::panel;
-                if (used > kernels::width) {
-                    attend_panel<kernels::panel_vectors>(unit, tile, lane, used, finite);
-                } else {
-                    attend_panel<1>(unit, tile, lane, used, finite);
-                }
-            }
+            attend_tile<false>(unit, tile);
         }
         end_run(unit.lanes);
+        if (p_.means.keys.data != nullptr) {
+            attend_means(unit);
+        }
         finish(unit);
     }
 
   private:
     static std::int64_t end_of_run(std::int64_t key) noexcept {
         return key / attention_run_keys * attention_run_keys + attention_run_keys;
+    }
+
+    /// The means of blocks that lanes skip, in runs of their own.
+    void attend_means(const attention_unit& unit) noexcept {
+        attention_tile tile;
+        std::int64_t run_end = 0;
+        for (mean_walk walk(unit); walk.next(tile);) {
+            if (tile.first >= run_end && run_end > 0) {
+                end_run(unit.lanes);
+            }
+            run_end = end_of_run(tile.first);
+            for (std::int32_t i = 0; i < tile.num_keys; ++i) {
+                const std::int64_t row = unit.first_mean + tile.first + tile.numbers[i];
+                kernels::convert_row(p_.means.keys.at(row, unit.kv_head), head_dim_, keys_ + i * head_dim_);
+                kernels::convert_row(p_.means.values.at(row, unit.kv_head), head_dim_,
+                                     values_ + i * head_dim_);
+            }
+            attend_tile<true>(unit, tile);
+        }
+        if (run_end > 0) {
+            end_run(unit.lanes);
+        }
+    }
+
+    /// A tile that has been read.
+    template <bool IsMeans>
+    void attend_tile(const attention_unit& unit, const attention_tile& tile) noexcept {
+        pad(tile.num_keys);
+        const bool finite = kernels::all_finite(values_, tile.num_keys * head_dim_);
+        for (std::int32_t lane = 0; lane < unit.lanes; lane += kernels::panel) {
+            const std::int32_t left = unit.lanes - lane;
+            const std::int32_t used = left < kernels::panel ? left : kernels::panel;
+            if (used > kernels::width) {
+                attend_panel<IsMeans, kernels::panel_vectors>(unit, tile, lane, used, finite);
+            } else {
+                attend_panel<IsMeans, 1>(unit, tile, lane, used, finite);
+            }
+        }
     }
 
     void begin(const attention_unit& unit) noexcept {
@@ -206,21 +245,26 @@ class UNIPREFILL_HIDDEN attention_worker {
 
     /// @param lane the first of the panel's
     /// @param used how many of them are query rows
-    template <std::int32_t Vectors>
+    template <bool IsMeans, std::int32_t Vectors>
     void attend_panel(const attention_unit& unit, const attention_tile& tile, std::int32_t lane,
                       std::int32_t used, bool finite) noexcept {
         const std::int32_t last = lane + used - 1;
         const std::int32_t count = tile.num_keys;
-        if (tile.first + tile.numbers[0] >= unit.to[last] ||
-            tile.first + tile.numbers[count - 1] < unit.from[lane]) {
+        const std::int64_t* from = IsMeans ? unit.mean_from : unit.from;
+        const std::int64_t* to = IsMeans ? unit.mean_to : unit.to;
+        if (tile.first + tile.numbers[0] >= to[last] || tile.first + tile.numbers[count - 1] < from[lane]) {
             return;
         }
         kernels::template score<Vectors>(queries_ + lane, keys_, head_dim_, count, scores_);
         if (p_.softcap > 0) {
             kernels::template soft_cap<Vectors>(scores_, count, p_.softcap);
         }
+        if constexpr (IsMeans) {
+            kernels::template raise<Vectors>(scores_, count, p_.mean_weight);
+        }
         for (std::int32_t i = 0; i < tile.num_pieces; ++i) {
-            mask_piece<Vectors>(unit, tile, tile.pieces[i], lane, used);
+            const tile_piece& piece = tile.pieces[i];
+            mask_piece<Vectors>(tile, piece, piece.windowed ? unit.window : from, to, lane, used);
         }
         float shrink[attention_lanes];
         kernels::template weigh<Vectors>(scores_, count, run_top_ + lane, run_sum_ + lane, worst_ + lane,
@@ -234,20 +278,20 @@ class UNIPREFILL_HIDDEN attention_worker {
         }
     }
 
+    /// Of a piece, lanes read what is in [begins, ends).
     template <std::int32_t Vectors>
-    void mask_piece(const attention_unit& unit, const attention_tile& tile, const tile_piece& piece,
-                    std::int32_t lane, std::int32_t used) noexcept {
-        const std::int64_t* begins = piece.windowed ? unit.window : unit.from;
+    void mask_piece(const attention_tile& tile, const tile_piece& piece, const std::int64_t* begins,
+                    const std::int64_t* ends, std::int32_t lane, std::int32_t used) noexcept {
         const std::int32_t last = lane + used - 1;
         if (begins[last] <= tile.first + tile.numbers[piece.begin] &&
-            unit.to[lane] > tile.first + tile.numbers[piece.end - 1]) {
+            ends[lane] > tile.first + tile.numbers[piece.end - 1]) {
             return;
         }
         std::int32_t from[attention_lanes] = {};
         std::int32_t to[attention_lanes] = {};
         for (std::int32_t i = 0; i < used; ++i) {
             from[i] = in_tile(begins[lane + i] - tile.first);
-            to[i] = in_tile(unit.to[lane + i] - tile.first);
+            to[i] = in_tile(ends[lane + i] - tile.first);
         }
         kernels::template mask<Vectors>(scores_, tile.numbers, piece.begin, piece.end, from, to);
     }

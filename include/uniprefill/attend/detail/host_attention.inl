@@ -37,8 +37,8 @@ template <class T, class Cache, std::int32_t Build>
 UNIPREFILL_HOST_API status prefill_attention<Policy, backend::host>::run(
     const head_rows<const T>& queries, const key_source<T, Cache>& keys, const key_source<T, Cache>& values,
     const attention_options& options, const batch_view& batch, const selection& kept,
-    const block_lists& lists, const head_rows<T>& out, float* lse, workspace memory,
-    host_stream) const noexcept {
+    const block_lists& lists, const block_means<T>& means, const head_rows<T>& out, float* lse,
+    workspace memory, host_stream) const noexcept {
     static_assert(is_element_v<T>, "prefill_attention: rows must be float, half or bfloat16");
     static_assert(is_element_v<std::remove_const_t<typename Cache::element>>,
                   "prefill_attention: cached keys must be float, half or bfloat16");
@@ -59,12 +59,19 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::host>::run(
     UNIPREFILL_TRY(detail::check_attention_params(options.params, bounds_.num_heads));
     UNIPREFILL_TRY(detail::check_window(options, batch));
     UNIPREFILL_TRY(detail::check_lists(lists, batch, bounds_));
+    const bool has_means = lists.offsets != nullptr && means.keys.data != nullptr;
+    if (has_means) {
+        UNIPREFILL_TRY(detail::check_means(means, batch, bounds_));
+    }
     UNIPREFILL_TRY(
         detail::check_query_rows(out, bounds_, kept.kept_bound, "out", "at least kept.kept_bound rows"));
     UNIPREFILL_TRY(memory.check(workspace_bytes()));
 
     detail::attention_problem<T, Cache> problem{queries, keys, values, out, lse};
     problem.set(options.params, bounds_.head_dim);
+    if (has_means) {
+        problem.set(means, bounds_.block_rows);
+    }
     workspace carved(memory.data(), memory.bytes());
     detail::attention_plan plan(bounds_, batch, kept, lists, options);
     plan.carve(carved);
@@ -74,6 +81,17 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::host>::run(
         problem, buffers, plan.count_units(), plan.multiply_adds(),
         [&](std::int64_t index, detail::attention_unit& unit) { plan.make(index, unit); });
     return success();
+}
+
+template <class Policy>
+template <class T, class Cache, std::int32_t Build>
+UNIPREFILL_HOST_API status prefill_attention<Policy, backend::host>::run(
+    const head_rows<const T>& queries, const key_source<T, Cache>& keys, const key_source<T, Cache>& values,
+    const attention_options& options, const batch_view& batch, const selection& kept,
+    const block_lists& lists, const head_rows<T>& out, float* lse, workspace memory,
+    host_stream stream) const noexcept {
+    return run<T, Cache, Build>(queries, keys, values, options, batch, kept, lists, block_means<T>{}, out,
+                                lse, memory, stream);
 }
 
 UNIPREFILL_END_NAMESPACE
