@@ -8,8 +8,8 @@
 #include <uniprefill/attend/attention.hpp>
 #include <uniprefill/attend/decode.hpp>
 #include <uniprefill/attend/merge.hpp>
-#include <uniprefill/attend/options.hpp>
 #include <uniprefill/comm/reduction.hpp>
+#include <uniprefill/core/attention_options.hpp>
 #include <uniprefill/core/attention_params.hpp>
 #include <uniprefill/core/backend.hpp>
 #include <uniprefill/core/batch.hpp>

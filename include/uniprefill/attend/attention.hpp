@@ -17,7 +17,7 @@
 /// (Milakov and Gimelshein, arXiv 1805.02867; tiled as in Dao et al., arXiv 2205.14135).
 #pragma once
 
-#include <uniprefill/attend/options.hpp>
+#include <uniprefill/core/attention_options.hpp>
 #include <uniprefill/core/backend.hpp>
 #include <uniprefill/core/batch.hpp>
 #include <uniprefill/core/block_lists.hpp>

@@ -88,8 +88,7 @@ class UNIPREFILL_HIDDEN attend_portable_worker {
             const item_reach bounds = note_reach(item);
             const block_lists& lists = task_.step.lists;
             attend(key_walk<tile_keys, G, warp_list>(
-                item, bounds, lists.offsets != nullptr,
-                warp_list(lists.blocks + item.list_begin, item.list_entries)));
+                item, bounds, item.has_list, warp_list(lists.blocks + item.list_begin, item.list_entries)));
         }
     }
 

@@ -58,7 +58,7 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::host>::run(
     }
     UNIPREFILL_TRY(detail::check_attention_params(options.params, bounds_.num_heads));
     UNIPREFILL_TRY(detail::check_window(options, batch));
-    UNIPREFILL_TRY(detail::check_lists(lists, batch, bounds_));
+    UNIPREFILL_TRY(detail::check_lists(lists, batch, kept, bounds_));
     UNIPREFILL_TRY(
         detail::check_query_rows(out, bounds_, kept.kept_bound, "out", "at least kept.kept_bound rows"));
     UNIPREFILL_TRY(memory.check(workspace_bytes()));
