@@ -50,6 +50,8 @@
 #include <uniprefill/propagate/policy.hpp>
 #include <uniprefill/propagate/row_map.hpp>
 #include <uniprefill/select/block_lister.hpp>
+#include <uniprefill/select/query_block_lister.hpp>
+#include <uniprefill/select/query_sampling.hpp>
 #include <uniprefill/select/ranked_blocks.hpp>
 #include <uniprefill/select/rule.hpp>
 #include <uniprefill/select/selector.hpp>
