@@ -180,6 +180,11 @@ void check(const policy& checked, const std::string& where) {
             throw error(at + key_of(verdict.argument), verdict.expected, short_number(verdict.came));
     }
     if (checked.lists) check_lists(*checked.lists, where + "lists");
+    if (checked.list_sampling) {
+        if (!checked.lists) throw error(where + "lists", "some, where query blocks have their own", "none");
+        check_range(checked.list_sampling->query_rows, 1, 1 << 16, where + "lists.query_rows");
+        check_range(checked.list_sampling->sample, 1, 1 << 16, where + "lists.sample");
+    }
 }
 
 void check_layers(const policy& checked, std::int32_t layers, const std::string& where) {

@@ -4,6 +4,7 @@
 
 #include <uniprefill/pipeline/policy.hpp>
 #include <uniprefill/select/block_lister.hpp>
+#include <uniprefill/select/query_sampling.hpp>
 #include <uniprefill/select/rule.hpp>
 
 #include <cstdint>
@@ -33,6 +34,9 @@ struct policy {
     std::vector<layer_rule> rules; ///< by rising layer; empty: nothing is ever dropped
     /// Which blocks of keys each head reads, at every layer; none: all.
     std::optional<uniprefill::list_options<>> lists;
+    /// Each block of so many query rows has lists of its own, from a sample of them; none: a segment's rows
+    /// share its lists. Only with `lists`.
+    std::optional<uniprefill::query_sampling> list_sampling;
 };
 
 /// Ends of the spans of a prompt, which are a property of the prompt and the policy: each span is decided as

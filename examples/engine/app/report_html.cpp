@@ -254,7 +254,11 @@ std::string how_it_ran(const report& shown) {
     out += row("Name", escape_html(used.name)) + row("Selecting layers", layers.empty() ? "none" : layers) +
            row("Blocks that each head reads",
                used.lists ? describe(used.lists->rule) + ", the first " + with_commas(used.lists->sink) +
-                                " tokens, a window of " + with_commas(used.lists->window)
+                                " tokens, a window of " + with_commas(used.lists->window) +
+                                (used.list_sampling
+                                     ? ", by " + std::to_string(used.list_sampling->query_rows) +
+                                           " rows from one in " + std::to_string(used.list_sampling->sample)
+                                     : "")
                           : "all") +
            row("Blocks", std::to_string(used.block_rows) + " tokens (G)") +
            row("Observed", "the last " + std::to_string(used.num_observations) + " tokens (n)") +

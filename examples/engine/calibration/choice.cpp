@@ -22,6 +22,7 @@ policy policy_of(const choice& chosen, const policy& base) {
     policy made = base;
     made.rules.clear();
     made.lists.reset();
+    made.list_sampling.reset();
     for (std::size_t layer = 0; layer < chosen.steps.size(); ++layer) {
         if (chosen.steps[layer] == 0) continue;
         const double p = choice::layer_shares[static_cast<std::size_t>(chosen.steps[layer] - 1)];

@@ -29,6 +29,10 @@ cuda::session_options options_under(const policy& policy, std::int32_t prompt, s
     options.request.min_length = policy.min_length;
     options.block_rows = policy.block_rows;
     options.num_observations = policy.num_observations;
+    if (policy.list_sampling) {
+        throw error("lists.query_rows", "none on a CUDA device",
+                    std::to_string(policy.list_sampling->query_rows));
+    }
     options.lists = policy.lists;
     options.time_layers = true;
     return options;

@@ -29,6 +29,8 @@ struct session_options {
     std::vector<uniprefill::selecting_layer<uniprefill::selection_rule>> selecting; ///< empty: dense
     /// Which blocks of keys each query head reads at every layer, of a prefill's own rows; none: all of them.
     std::optional<uniprefill::list_options<>> lists;
+    /// Each block of so many query rows has lists of its own; none: a segment's rows share its lists.
+    std::optional<uniprefill::query_sampling> list_sampling;
     /// Attends with every row and drops afterwards, as the published system does. For the test that kept rows
     /// come out the same; it costs the attention of the dropped rows.
     bool decide_after_attention = false;
