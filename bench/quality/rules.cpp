@@ -51,6 +51,13 @@ std::string short_share(double p) {
     return text;
 }
 
+/// The same for each block of 64 query rows, from one in eight.
+engine::policy with_own_lists(engine::policy policy, double p) {
+    policy = with_lists(std::move(policy), p);
+    policy.list_sampling = uniprefill::query_sampling{64, 8};
+    return policy;
+}
+
 selection_rule outside(double p) {
     return selection_rule::top_p(p, uniprefill::mass_scope::free);
 }
@@ -79,6 +86,8 @@ std::vector<rule> known_rules() {
         {"revival", revived(at_fixed_layers(outside(0.98))), reference{0.0127, 0.681, 0.576}},
         {"lists 0.99 alone", with_lists(policy_of({}), 0.99), reference{0.0037, 1, 0.268}},
         {"lists 0.95 alone", with_lists(policy_of({}), 0.95), reference{0.0097, 1, 0.154}},
+        {"own lists 0.95 alone", with_own_lists(policy_of({}), 0.95), reference{0.0037, 1, 0.249}},
+        {"own lists 0.99 alone", with_own_lists(policy_of({}), 0.99), reference{0.0007, 1, 0.42}},
         {"outside 0.98 + lists 0.99", with_lists(at_fixed_layers(outside(0.98)), 0.99),
          reference{0.0210, 0.497, 0.155}},
         {"schedule A + lists 0.99", with_lists(schedule_a(), 0.99), reference{0.0108, 0.487, 0.141}},

@@ -28,6 +28,7 @@ policy serving_policy(const options& chosen, const model_identity& model) {
     if (chosen.dense) {
         made.rules.clear();
         made.lists.reset();
+        made.list_sampling.reset();
         made.name = dense().name;
     }
     return made;

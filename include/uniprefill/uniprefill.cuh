@@ -17,5 +17,6 @@
 #include <uniprefill/propagate/compaction.cuh>
 #include <uniprefill/propagate/lineage.cuh>
 #include <uniprefill/select/block_lister.cuh>
+#include <uniprefill/select/query_block_lister.cuh>
 #include <uniprefill/select/selector.cuh>
 #include <uniprefill/uniprefill.hpp>

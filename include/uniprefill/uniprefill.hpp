@@ -9,8 +9,8 @@
 #include <uniprefill/attend/decode.hpp>
 #include <uniprefill/attend/means.hpp>
 #include <uniprefill/attend/merge.hpp>
-#include <uniprefill/attend/options.hpp>
 #include <uniprefill/comm/reduction.hpp>
+#include <uniprefill/core/attention_options.hpp>
 #include <uniprefill/core/attention_params.hpp>
 #include <uniprefill/core/backend.hpp>
 #include <uniprefill/core/batch.hpp>
@@ -51,6 +51,8 @@
 #include <uniprefill/propagate/policy.hpp>
 #include <uniprefill/propagate/row_map.hpp>
 #include <uniprefill/select/block_lister.hpp>
+#include <uniprefill/select/query_block_lister.hpp>
+#include <uniprefill/select/query_sampling.hpp>
 #include <uniprefill/select/ranked_blocks.hpp>
 #include <uniprefill/select/rule.hpp>
 #include <uniprefill/select/selector.hpp>

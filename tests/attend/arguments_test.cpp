@@ -194,6 +194,36 @@ TEST_CASE("attention: wrong lists are refused", "[attend]") {
     refuse("lists.blocks", invalid, 1, [](call& c) { c.lists.blocks[17] = 4; });
 }
 
+TEST_CASE("attention: wrong lists by query block are refused", "[attend]") {
+    using call = prefill_call;
+    const auto by_query_block = [](call& c) { // 50 and 32 queries: blocks 0 to 3 and 4 to 6, at 4 heads
+        c.what.list_own_blocks(4, 10, 16, [](auto, auto, auto, std::int32_t query_block, int block) {
+            return block < 0 ? query_block != 1 : block % 2 == 0;
+        });
+        c.lists = c.what.lists.view(16, 2);
+    };
+    {
+        call good;
+        by_query_block(good);
+        REQUIRE(good.run().ok());
+    }
+    const auto refuse_lists = [&](const std::string& argument, std::int32_t index, auto spoil) {
+        refuse(argument, invalid, index, [&](call& c) {
+            by_query_block(c);
+            spoil(c);
+        });
+    };
+    refuse_lists("lists.query_rows", -1, [](call& c) { c.lists.query_rows = -1; });
+    refuse_lists("lists.offsets", 0, [](call& c) { c.lists.query_rows = 0; }); // no `~` in lists of segments
+    refuse_lists("lists.max_query_blocks", -1, [](call& c) { --c.lists.max_query_blocks; });
+    refuse_lists("lists.offsets", 0, [](call& c) { c.lists.offsets[2] = 3; });
+    refuse_lists("lists.offsets", 0, [](call& c) { c.lists.offsets[4] = ~std::int64_t{5}; });
+    refuse_lists("lists.offsets", 1, [](call& c) { --c.lists.capacity; });
+    refuse_lists("lists.blocks", -1, [](call& c) { c.lists.blocks = nullptr; });
+    refuse_lists("lists.blocks", 0, [](call& c) { c.lists.blocks[3] = 7; });
+    refuse_lists("lists.blocks", 0, [](call& c) { std::swap(c.lists.blocks[0], c.lists.blocks[1]); });
+}
+
 TEST_CASE("attention: cached keys without a cache are refused", "[attend]") {
     prefill_call good;
     const guarded_buffer memory(good.bytes);

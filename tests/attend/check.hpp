@@ -117,8 +117,25 @@ std::vector<bool> reads_of(const scene<T>& what, const request_tensors& tensors,
         list.listed.assign(tensors.key_positions.size() + 1, false);
         const std::int32_t of =
             what.lists.heads == shape.heads ? head : head / (shape.heads / shape.kv_heads);
-        const auto entry = static_cast<std::size_t>(segment * what.lists.heads + of);
-        for (std::int64_t i = what.lists.offsets[entry]; i < what.lists.offsets[entry + 1]; ++i) {
+        std::int32_t number = segment;
+        if (what.lists.query_rows > 0) {
+            const std::vector<std::int32_t>& kept = what.kept.kept_to_old;
+            const auto first = static_cast<std::size_t>(segment);
+            const std::int32_t first_query =
+                what.kept.identity ? what.keys.cu_segments[first] : what.kept.cu_segments[first];
+            const std::int32_t query =
+                what.kept.identity ? row
+                                   : static_cast<std::int32_t>(
+                                         std::lower_bound(kept.begin(), kept.end(), row) - kept.begin());
+            number =
+                first_query / what.lists.query_rows + segment + (query - first_query) / what.lists.query_rows;
+        }
+        const auto entry = static_cast<std::size_t>(number * what.lists.heads + of);
+        if (what.lists.offsets[entry] < 0) {
+            return reads;
+        }
+        const std::int64_t next = what.lists.offsets[entry + 1];
+        for (std::int64_t i = what.lists.offsets[entry]; i < (next < 0 ? ~next : next); ++i) {
             list.listed[static_cast<std::size_t>(what.lists.blocks[static_cast<std::size_t>(i)])] = true;
         }
         reads = oracle::listed_keys(reads, position, tensors.key_positions, list);

@@ -105,6 +105,75 @@ TEST_CASE("attention: what is read, token by token", "[attend]") {
     REQUIRE(tokens_read(got, 14, 0).size() == 10 + 7);
 }
 
+TEST_CASE("attention: what rows of a query block read, token by token", "[attend]") {
+    // 10 cached tokens, segments of 30 and 20 rows; blocks of 8; lists of 12 query rows each.
+    scene<float> what({2, 1, 64, 8, 8}, {{1, up::request_tag::chunk, 10, {30, 20}}});
+    tell_tokens_apart(what);
+    // Query block j of a segment lists block j, but block 1 of the second segment has no list.
+    const auto own = [](auto, std::int32_t segment, std::int32_t, std::int32_t query_block, int block) {
+        return block < 0 ? segment == 0 || query_block == 0 : block == query_block;
+    };
+    const auto expected = [](std::int32_t context, std::int32_t begin, std::int32_t end) {
+        auto tokens = range(0, context);
+        for (const std::int32_t token : range(begin, end)) {
+            tokens.push_back(token);
+        }
+        return tokens;
+    };
+    for (const std::int32_t heads : {1, 2}) {
+        what.list_own_blocks(heads, 0, 12, own);
+        const output<float> got = attend(what);
+        REQUIRE(tokens_read(got, 11, 0) == range(0, 18));
+        REQUIRE(tokens_read(got, 12, 1) == expected(10, 18, 23));
+        REQUIRE(tokens_read(got, 23, 1) == expected(10, 18, 26));
+        REQUIRE(tokens_read(got, 24, 0) == expected(10, 26, 34)); // the block of its own and all of it
+        REQUIRE(tokens_read(got, 30 + 11, 0) == range(0, 48));
+        REQUIRE(tokens_read(got, 30 + 12, 0) == range(0, 53)); // no list
+        REQUIRE(tokens_read(got, 30 + 19, 1) == range(0, 60));
+    }
+    // Query blocks count the rows that are kept: here rows 0, 3, 6, ... of each segment.
+    what.keep_rows([](auto, std::int32_t row) { return (row < 30 ? row : row - 30) % 3 == 0; });
+    what.list_own_blocks(1, 1, 4, own);
+    const output<float> got = attend(what);
+    REQUIRE(tokens_read(got, 4, 0) == expected(10, 18, 23)); // row 12
+    REQUIRE(tokens_read(got, 9, 1) == expected(10, 26, 38)); // row 27: listed block 2, and its own block 3
+    REQUIRE(tokens_read(got, 10 + 3, 0) == expected(48, 48, 50)); // row 9 of the second: block 1 is its own
+}
+
+TEST_CASE("attention: lists by query block that are all alike are those of a segment", "[attend]") {
+    scene<up::half> what({6, 2, 72, 16, 8}, {{1, up::request_tag::chunk, 40, {130, 0, 75}},
+                                             {2, up::request_tag::prefill, 0, {7}},
+                                             {3, up::request_tag::prefill, 0, {200}}});
+    const auto pick = [](std::uint64_t seed, std::int32_t segment, std::int32_t head, int block) {
+        return coin(seed, static_cast<std::uint64_t>(segment), static_cast<std::uint64_t>(head),
+                    static_cast<std::uint64_t>(block), 50);
+    };
+    const output<up::half> dense = attend(what);
+    for (const bool drop : {false, true}) {
+        if (drop) {
+            what.keep_rows([](std::uint64_t seed, std::int32_t row) {
+                return coin(seed, 9, 0, static_cast<std::uint64_t>(row), 60);
+            });
+        }
+        for (const std::int32_t heads : {2, 6}) {
+            what.list_blocks(heads, 20, pick);
+            const output<up::half> plain = attend(what);
+            for (const std::int32_t query_rows : {1, 16, 33, 1000}) {
+                CAPTURE(drop, heads, query_rows);
+                what.list_own_blocks(
+                    heads, 20, query_rows,
+                    [&](std::uint64_t seed, std::int32_t segment, std::int32_t head, auto, int block) {
+                        return block < 0 || pick(seed, segment, head, block);
+                    });
+                REQUIRE(same_bits(attend(what), plain));
+                what.list_own_blocks(heads, 20, query_rows,
+                                     [](auto, auto, auto, auto, int) { return false; });
+                REQUIRE((drop || same_bits(attend(what), dense)));
+            }
+        }
+    }
+}
+
 TEST_CASE("attention: a window covers original positions", "[attend]") {
     // Tokens at positions 0, 10, 20, ...: 3 cached, 20 rows.
     scene<float> what({1, 1, 64, 8, 8}, {{1, up::request_tag::chunk, 3, {20}}});

@@ -39,7 +39,6 @@ detail::attend_step step_of(scene<T>& what, std::int32_t tile_rows) {
         made.kept_to_old = what.kept.kept_to_old.data();
         made.cu_kept = what.kept.cu_segments.data();
     }
-    made.lists = what.lists.view(shape.block_rows, made.batch.num_segments);
     made.units = what.lists.heads > 0 ? what.lists.heads : shape.kv_heads;
     made.unit_heads = shape.heads / made.units;
     made.kv_units = made.units / shape.kv_heads;
@@ -48,6 +47,7 @@ detail::attend_step step_of(scene<T>& what, std::int32_t tile_rows) {
     made.cached_positions_stride = what.options.cached_positions_stride;
     made.tile_rows = tile_rows;
     made.key_bytes = 512;
+    made.cut_by(what.lists.view(shape.block_rows, made.batch.num_segments));
     return made;
 }
 
@@ -99,8 +99,8 @@ void walk_item(const detail::attend_step& step, const detail::attend_item& item,
     const std::int32_t keys = item.context + item.segment_rows;
     bool means_began = false;
     detail::key_walk<TileKeys, G, list_entries, Means> walk(
-        item, bounds_of(rows), step.lists.offsets != nullptr,
-        {step.lists.blocks + item.list_begin, item.list_entries}, Means);
+        item, bounds_of(rows), item.has_list, {step.lists.blocks + item.list_begin, item.list_entries},
+        Means && item.has_list);
     tile now{};
     std::int32_t last = -1;
     for (std::int32_t tiles = 0; walk.next(now); ++tiles) {
@@ -228,20 +228,30 @@ scene<float> any_scene(generator& random, std::uint64_t number) {
     if (random.chance(40)) {
         what.set_window(random.among({1, 2, 17, 64, 150, 1000000000}));
     }
-    if (random.chance(75)) {
-        const std::int32_t heads = random.chance(60) ? shape.heads : shape.kv_heads;
-        const auto percent = static_cast<std::uint32_t>(random.among({0, 10, 40, 80, 100}));
-        what.list_blocks(heads, random.among({0, 0, 1, 20, 64, 300, 1000000000}),
-                         [&](std::uint64_t seed, std::int32_t segment, std::int32_t head, int block) {
-                             const auto list = static_cast<std::uint64_t>(segment * 1000 + head);
-                             return coin(seed + number, 1, list, static_cast<std::uint64_t>(block), percent);
-                         });
-    }
     if (random.chance(50)) {
         const auto percent = static_cast<std::uint32_t>(random.among({0, 5, 50, 95}));
         what.keep_rows([&](std::uint64_t seed, std::int32_t row) {
             return coin(seed + number, 2, 0, static_cast<std::uint64_t>(row), percent);
         });
+    }
+    if (random.chance(75)) {
+        const std::int32_t heads = random.chance(60) ? shape.heads : shape.kv_heads;
+        const auto percent = static_cast<std::uint32_t>(random.among({0, 10, 40, 80, 100}));
+        const std::int32_t window = random.among({0, 0, 1, 20, 64, 300, 1000000000});
+        const auto of_query_block = [&](std::uint64_t seed, std::int32_t segment, std::int32_t head,
+                                        std::int32_t query_block, int block) {
+            const auto list = static_cast<std::uint64_t>((segment * 1000 + query_block) * 1000 + head);
+            return block < 0 ? coin(seed + number, 3, list, 0, 85)
+                             : coin(seed + number, 1, list, static_cast<std::uint64_t>(block), percent);
+        };
+        if (random.chance(50)) {
+            what.list_own_blocks(heads, window, random.among({1, 7, 16, 40, 64, 100, 1000}), of_query_block);
+        } else {
+            what.list_blocks(heads, window,
+                             [&](std::uint64_t seed, std::int32_t segment, std::int32_t head, int block) {
+                                 return of_query_block(seed, segment, head, 0, block);
+                             });
+        }
     }
     return what;
 }
@@ -257,7 +267,8 @@ void check_block_rows() {
         const model& shape = what.keys.shape();
         INFO("case " << number << ", G " << G << ", " << shape.heads << '/' << shape.kv_heads
                      << " heads, window " << what.options.window << ", lists " << what.lists.heads << " of "
-                     << what.lists.window << ", queries " << what.num_queries());
+                     << what.lists.window << " by " << what.lists.query_rows << ", queries "
+                     << what.num_queries());
         const std::int64_t met = check_scene<128, G, false>(what, 128);
         REQUIRE(check_scene<128, G, false>(what, 192) == met);
         REQUIRE(check_scene<64, G, false>(what, 128) == met);

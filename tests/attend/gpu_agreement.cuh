@@ -7,9 +7,9 @@
 ///
 /// Which combinations are compiled: every value occurs, and every pair of an element with a D, a G or a page
 /// model. Each line runs on both bodies with every number of query heads of a KV head (1, 3, 4, 5, 8),
-/// without lists, with lists by query head and by KV head, with a soft-cap, with sink logits and a scale,
-/// with the model's window over dropped stretches, and with kept rows alone: so that each of these meets
-/// every value below, and every number of heads meets every kind of lists.
+/// without lists, with lists by query head, by KV head and by query block, with a soft-cap, with sink logits
+/// and a scale, with the model's window over dropped stretches, and with kept rows alone: so that each of
+/// these meets every value below, and every number of heads meets every kind of lists.
 ///
 ///   D    G    element    page model
 ///   64   16   bfloat16   page table
@@ -52,6 +52,14 @@ inline std::vector<request> ragged_requests(std::int32_t G, bool cached) {
     return requests;
 }
 
+/// Three of four query blocks of a head have a list.
+inline bool own_blocks(std::uint64_t seed, std::int32_t segment, std::int32_t head, std::int32_t query_block,
+                       int block) {
+    const auto list = static_cast<std::uint64_t>((segment * 100 + query_block) * 100 + head);
+    return block < 0 ? coin(seed, 3, list, 0, 75)
+                     : coin(seed, 1, list, static_cast<std::uint64_t>(block), 40);
+}
+
 /// @p line counts the combinations
 template <class T, std::int32_t D, std::int32_t G, class View>
 void check_line(std::int32_t line) {
@@ -62,10 +70,20 @@ void check_line(std::int32_t line) {
         const std::int32_t kv_heads = which == 0 ? 3 : which == 4 ? 1 : 2;
         const model shape{groups[which] * kv_heads, kv_heads, D, G, 8};
         scene<T> what(shape, ragged_requests(G, !std::is_same_v<View, none>));
-        const std::int32_t kind = (which + line) % 3;
-        const std::int32_t lists = kind == 0 ? 0 : kind == 1 ? shape.heads : shape.kv_heads;
-        if (lists > 0) {
-            const std::int32_t windows[] = {0, 1, G + 40, 100, 300};
+        if (which >= 3) {
+            what.keep_rows([](std::uint64_t seed, std::int32_t row) {
+                return coin(seed, 2, 0, static_cast<std::uint64_t>(row), 60);
+            });
+        }
+        const std::int32_t kind = (which + line) % 4;
+        const std::int32_t lists = kind == 0                                   ? 0
+                                   : kind == 1 || (kind == 3 && line % 2 == 0) ? shape.heads
+                                                                               : shape.kv_heads;
+        const std::int32_t windows[] = {0, 1, G + 40, 100, 300};
+        if (kind == 3) {
+            constexpr std::int32_t query_rows[] = {64, 16, 100, 33, 48};
+            what.list_own_blocks(lists, windows[(which + line) % 5], query_rows[which], own_blocks);
+        } else if (lists > 0) {
             what.list_blocks(lists, windows[(which + line) % 5],
                              [](std::uint64_t seed, std::int32_t segment, std::int32_t head, int block) {
                                  return coin(seed, 1, static_cast<std::uint64_t>(segment * 100 + head),
@@ -80,11 +98,6 @@ void check_line(std::int32_t line) {
             what.options.params.scale = 0.15f;
         } else if (which == 3) {
             what.set_window(150);
-        }
-        if (which >= 3) {
-            what.keep_rows([](std::uint64_t seed, std::int32_t row) {
-                return coin(seed, 2, 0, static_cast<std::uint64_t>(row), 60);
-            });
         }
         device_scene<T> on_device(what);
         const caches<T> k(what.keys);

@@ -19,19 +19,27 @@ using uniprefill_test::cuda_calls;
 
 namespace {
 
-enum class kind { dense, by_query_head, by_kv_head };
-constexpr kind kinds[] = {kind::dense, kind::by_query_head, kind::by_kv_head};
+enum class kind { dense, by_query_head, by_kv_head, by_query_block };
+constexpr kind kinds[] = {kind::dense, kind::by_query_head, kind::by_kv_head, kind::by_query_block};
 
 template <class Case>
 scene_of<Case> make(const std::vector<request>& requests, kind lists, bool drop, std::int32_t window = 0) {
     const model shape = shape_of<Case>();
     scene_of<Case> what(shape, requests);
     what.set_window(window);
-    if (lists != kind::dense) {
-        what.list_blocks(lists == kind::by_query_head ? shape.heads : shape.kv_heads, 40, some_blocks);
-    }
     if (drop) {
         what.keep_rows(some_rows);
+    }
+    if (lists == kind::by_query_block) {
+        what.list_own_blocks(shape.kv_heads, 40, 48,
+                             [](std::uint64_t seed, std::int32_t segment, std::int32_t head,
+                                std::int32_t query_block, int block) {
+                                 return block < 0
+                                            ? query_block % 3 != 1
+                                            : some_blocks(seed, segment, head + query_block * 10, block);
+                             });
+    } else if (lists != kind::dense) {
+        what.list_blocks(lists == kind::by_query_head ? shape.heads : shape.kv_heads, 40, some_blocks);
     }
     return what;
 }
@@ -89,6 +97,9 @@ TEMPLATE_TEST_CASE("device attention: kept rows have the bits that they have amo
     for (const up::cuda_device& device : each_body<true>()) {
         INFO(name_of(device));
         for (const kind lists : kinds) {
+            if (lists == kind::by_query_block) {
+                continue; // which follow from the rows that are kept
+            }
             for (const std::int32_t window : {0, 130}) {
                 auto after = make<TestType>(contract_requests(), lists, false, window);
                 auto before = make<TestType>(contract_requests(), lists, true, window);
@@ -122,6 +133,22 @@ TEMPLATE_TEST_CASE("device attention: full lists give the bits of none", "[gpu]"
             }
             what.list_blocks(heads, 100000, no_block); // a window of everything needs no list
             REQUIRE(same_bits(attend_there<TestType>(what, device), dense));
+            for (const std::int32_t query_rows :
+                 {32, 100}) { // every list of some query blocks, none of others
+                what.list_own_blocks(heads, 0, query_rows,
+                                     [](auto, auto, auto, std::int32_t query_block, int block) {
+                                         return block >= 0 || query_block % 2 == 0;
+                                     });
+                REQUIRE(same_bits(attend_there<TestType>(what, device), dense));
+            }
+            what.list_blocks(heads, 40, some_blocks);
+            const auto plain = attend_there<TestType>(what, device);
+            what.list_own_blocks(
+                heads, 40, 48,
+                [](std::uint64_t seed, std::int32_t segment, std::int32_t head, auto, int block) {
+                    return block < 0 || some_blocks(seed, segment, head, block);
+                });
+            REQUIRE(same_bits(attend_there<TestType>(what, device), plain));
         }
     }
 }
@@ -200,71 +227,81 @@ TEMPLATE_TEST_CASE("device attention makes no calls but launches, and replays wi
     second[4].segments = {40};
     second[5].seed = 61;
     second[5].cached = 350;
-    auto whole = make<TestType>(first, kind::by_query_head, true);
-    auto part = make<TestType>(second, kind::dense, false);
-    part.list_blocks(shape_of<TestType>().heads, 40,
-                     [](auto, auto, std::int32_t head, int block) { return block % 7 == head % 4; });
-    part.keep_rows([](std::uint64_t seed, std::int32_t row) {
-        return coin(seed, 3, 0, static_cast<std::uint64_t>(row), 30);
-    });
-    scene<T>* const scenes[] = {&whole, &part};
-    const up::limits bounds = whole.keys.tight_limits();
-    for (const up::cuda_device& device : each_body<true>()) {
-        INFO(name_of(device));
-        device_scene<T> on_device(whole);
-        const caches<T> k[] = {caches<T>(whole.keys), caches<T>(part.keys)};
-        const caches<T> v[] = {caches<T>(whole.values), caches<T>(part.values)};
-        device_array<T> key_rows(k[0].rows());
-        device_array<T> value_rows(v[0].rows());
-        auto key_cache = k[0].contiguous();
-        auto value_cache = v[0].contiguous();
-        key_cache.data = key_rows.data();
-        value_cache.data = value_rows.data();
-        const attention_of<TestType> attention(bounds, device);
-        const up::status ready = attention.template prepare<T, cache_of<TestType>>();
-        INFO(message(ready));
-        REQUIRE(ready.ok());
-        const std::size_t bytes = attention.workspace_bytes();
-        const device_array<unsigned char> memory(bytes);
-        device_output<T> out(whole.keys.shape(), whole.num_queries());
-        const auto run = [&](up::backend::cuda::stream stream) {
-            const up::status done =
-                attention.run(on_device.query_rows(),
-                              up::key_source<T, cache_of<TestType>>{on_device.key_rows(), key_cache},
-                              up::key_source<T, cache_of<TestType>>{on_device.value_rows(), value_cache},
-                              on_device.options(), on_device.batch(), on_device.kept(), on_device.lists(),
-                              out.rows(), out.lse(), up::workspace(memory.data(), bytes), stream);
-            REQUIRE(done.ok());
-        };
-        const cuda_calls before = cuda_calls::now();
-        run(nullptr);
-        CHECK(before.since() == "");
-        const output<T> eager = out.get(whole.num_queries());
-
-        captured_graph graph(run);
-        for (const std::size_t which : {1u, 0u, 1u}) {
-            CAPTURE(which);
-            scene<T>& now = *scenes[which];
-            on_device.assign(now);
-            const auto spread_out = [&](const caches<T>& from, device_array<T>& to) {
-                // The second step's cache rows lie as far apart as the first's.
-                std::vector<T> moved(k[0].rows().size());
-                const std::int64_t stride = from.contiguous().request_stride;
-                for (std::int64_t r = 0; r < 6; ++r) {
-                    std::copy_n(from.rows().begin() + r * stride, stride,
-                                moved.begin() + r * key_cache.request_stride);
-                }
-                to.set(moved);
+    for (const kind lists : {kind::by_query_head, kind::by_query_block}) {
+        auto whole = make<TestType>(first, lists, true);
+        auto part = make<TestType>(second, kind::dense, false);
+        part.keep_rows([](std::uint64_t seed, std::int32_t row) {
+            return coin(seed, 3, 0, static_cast<std::uint64_t>(row), 30);
+        });
+        if (lists == kind::by_query_block) {
+            part.list_own_blocks(shape_of<TestType>().kv_heads, 40, 48,
+                                 [](auto, auto, std::int32_t head, std::int32_t query_block, int block) {
+                                     return block < 0 ? query_block != 2
+                                                      : block % 7 == (head + query_block) % 4;
+                                 });
+        } else {
+            part.list_blocks(shape_of<TestType>().heads, 40,
+                             [](auto, auto, std::int32_t head, int block) { return block % 7 == head % 4; });
+        }
+        scene<T>* const scenes[] = {&whole, &part};
+        const up::limits bounds = whole.keys.tight_limits();
+        for (const up::cuda_device& device : each_body<true>()) {
+            INFO(name_of(device));
+            device_scene<T> on_device(whole);
+            const caches<T> k[] = {caches<T>(whole.keys), caches<T>(part.keys)};
+            const caches<T> v[] = {caches<T>(whole.values), caches<T>(part.values)};
+            device_array<T> key_rows(k[0].rows());
+            device_array<T> value_rows(v[0].rows());
+            auto key_cache = k[0].contiguous();
+            auto value_cache = v[0].contiguous();
+            key_cache.data = key_rows.data();
+            value_cache.data = value_rows.data();
+            const attention_of<TestType> attention(bounds, device);
+            const up::status ready = attention.template prepare<T, cache_of<TestType>>();
+            INFO(message(ready));
+            REQUIRE(ready.ok());
+            const std::size_t bytes = attention.workspace_bytes();
+            const device_array<unsigned char> memory(bytes);
+            device_output<T> out(whole.keys.shape(), whole.num_queries());
+            const auto run = [&](up::backend::cuda::stream stream) {
+                const up::status done =
+                    attention.run(on_device.query_rows(),
+                                  up::key_source<T, cache_of<TestType>>{on_device.key_rows(), key_cache},
+                                  up::key_source<T, cache_of<TestType>>{on_device.value_rows(), value_cache},
+                                  on_device.options(), on_device.batch(), on_device.kept(), on_device.lists(),
+                                  out.rows(), out.lse(), up::workspace(memory.data(), bytes), stream);
+                REQUIRE(done.ok());
             };
-            spread_out(k[which], key_rows);
-            spread_out(v[which], value_rows);
-            out.forget();
-            graph.replay();
-            const output<T> replayed = out.get(now.num_queries());
-            check_on_device(now, {replayed}, uniprefill_test::scaled(12, 4));
-            REQUIRE(same_bits(replayed, attend_there<TestType>(now, device)));
-            if (which == 0) {
-                REQUIRE(same_bits(replayed, eager));
+            const cuda_calls before = cuda_calls::now();
+            run(nullptr);
+            CHECK(before.since() == "");
+            const output<T> eager = out.get(whole.num_queries());
+
+            captured_graph graph(run);
+            for (const std::size_t which : {1u, 0u, 1u}) {
+                CAPTURE(which);
+                scene<T>& now = *scenes[which];
+                on_device.assign(now);
+                const auto spread_out = [&](const caches<T>& from, device_array<T>& to) {
+                    // The second step's cache rows lie as far apart as the first's.
+                    std::vector<T> moved(k[0].rows().size());
+                    const std::int64_t stride = from.contiguous().request_stride;
+                    for (std::int64_t r = 0; r < 6; ++r) {
+                        std::copy_n(from.rows().begin() + r * stride, stride,
+                                    moved.begin() + r * key_cache.request_stride);
+                    }
+                    to.set(moved);
+                };
+                spread_out(k[which], key_rows);
+                spread_out(v[which], value_rows);
+                out.forget();
+                graph.replay();
+                const output<T> replayed = out.get(now.num_queries());
+                check_on_device(now, {replayed}, uniprefill_test::scaled(12, 4));
+                REQUIRE(same_bits(replayed, attend_there<TestType>(now, device)));
+                if (which == 0) {
+                    REQUIRE(same_bits(replayed, eager));
+                }
             }
         }
     }

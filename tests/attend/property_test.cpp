@@ -32,20 +32,30 @@ scene<T> any_scene(generator& random, std::uint64_t number) {
     if (random.chance(30)) {
         what.set_window(random.among({1, 2, 17, 64, 150, 1000000000}));
     }
-    if (random.chance(70)) {
-        const std::int32_t heads = random.chance(60) ? shape.heads : shape.kv_heads;
-        const auto percent = static_cast<std::uint32_t>(random.among({0, 10, 40, 80, 100}));
-        what.list_blocks(heads, random.among({0, 0, 1, 20, 64, 1000000000}),
-                         [&](std::uint64_t seed, std::int32_t segment, std::int32_t head, int block) {
-                             const auto list = static_cast<std::uint64_t>(segment * 1000 + head);
-                             return coin(seed + number, 1, list, static_cast<std::uint64_t>(block), percent);
-                         });
-    }
     if (random.chance(50)) {
         const auto percent = static_cast<std::uint32_t>(random.among({0, 5, 50, 95}));
         what.keep_rows([&](std::uint64_t seed, std::int32_t row) {
             return coin(seed + number, 2, 0, static_cast<std::uint64_t>(row), percent);
         });
+    }
+    if (random.chance(70)) {
+        const std::int32_t heads = random.chance(60) ? shape.heads : shape.kv_heads;
+        const auto percent = static_cast<std::uint32_t>(random.among({0, 10, 40, 80, 100}));
+        const std::int32_t window = random.among({0, 0, 1, 20, 64, 1000000000});
+        const auto of_query_block = [&](std::uint64_t seed, std::int32_t segment, std::int32_t head,
+                                        std::int32_t query_block, int block) {
+            const auto list = static_cast<std::uint64_t>((query_block * 1000 + segment) * 1000 + head);
+            return block < 0 ? coin(seed + number, 3, list, 0, 85)
+                             : coin(seed + number, 1, list, static_cast<std::uint64_t>(block), percent);
+        };
+        if (random.chance(50)) {
+            what.list_own_blocks(heads, window, random.among({1, 5, 16, 40, 64, 1000}), of_query_block);
+        } else {
+            what.list_blocks(heads, window,
+                             [&](std::uint64_t seed, std::int32_t segment, std::int32_t head, int block) {
+                                 return of_query_block(seed, segment, head, 0, block);
+                             });
+        }
     }
     return what;
 }
@@ -56,8 +66,9 @@ void describe(const scene<T>& what, std::uint64_t number) {
     UNSCOPED_INFO("case " << number << ", seed " << uniprefill_test::seed() << ": " << shape.heads << '/'
                           << shape.kv_heads << " heads, d " << shape.head_dim << ", G " << shape.block_rows
                           << ", window " << what.options.window << ", lists " << what.lists.heads << " of "
-                          << what.lists.window << ", kept " << what.num_queries() << '/'
-                          << what.keys.num_rows() << ", softcap " << what.options.params.softcap);
+                          << what.lists.window << " by " << what.lists.query_rows << ", kept "
+                          << what.num_queries() << '/' << what.keys.num_rows() << ", softcap "
+                          << what.options.params.softcap);
 }
 
 /// Every cache view gives the same bits, and those are right.

@@ -29,6 +29,7 @@ using importance_test::step;
 struct list_set {
     std::int32_t heads = 0; ///< 0: no lists
     std::int32_t window = 0;
+    std::int32_t query_rows = 0; ///< of a list; 0: all of a segment
     std::vector<std::int64_t> offsets{0};
     std::vector<std::int32_t> blocks;
 
@@ -42,6 +43,8 @@ struct list_set {
             made.offsets = offsets.data();
             made.blocks = blocks.data();
             made.capacity = static_cast<std::int64_t>(blocks.size());
+            made.query_rows = query_rows;
+            made.max_query_blocks = static_cast<std::int64_t>(offsets.size() - 1) / heads;
         }
         return made;
     }
@@ -69,6 +72,9 @@ struct kept_set {
 /// Which choice: a segment counts from its request's first, which its seed names wherever it is packed.
 using pick_block =
     std::function<bool(std::uint64_t seed, std::int32_t segment, std::int32_t head, int block)>;
+/// The same for a query block's own list; block -1 asks whether there is a list at all.
+using pick_own_block = std::function<bool(std::uint64_t seed, std::int32_t segment, std::int32_t head,
+                                          std::int32_t query_block, int block)>;
 using pick_row = std::function<bool(std::uint64_t seed, std::int32_t row)>;
 
 /// Something like a coin that falls the same for the same numbers.
@@ -121,6 +127,45 @@ struct scene {
             }
         }
         lists.blocks.reserve(1); // an address even where all are empty
+    }
+
+    /// A list for each @p query_rows of the rows that are kept by now.
+    void list_own_blocks(std::int32_t heads, std::int32_t window, std::int32_t query_rows,
+                         const pick_own_block& pick) {
+        lists = {};
+        lists.heads = heads;
+        lists.window = window;
+        lists.query_rows = query_rows;
+        const up::batch_view batch = keys.batch();
+        const auto begin = [&](std::int32_t segment) {
+            return kept.identity ? keys.cu_segments[static_cast<std::size_t>(segment)]
+                                 : kept.cu_segments[static_cast<std::size_t>(segment)];
+        };
+        for (std::int32_t s = 0; s < batch.num_segments; ++s) {
+            const std::uint64_t seed = keys.requests()[request_of(s)].seed;
+            const int blocks =
+                up::num_blocks(batch.segment_end(s) - batch.segment_begin(s), keys.shape().block_rows);
+            const std::int32_t place = begin(s) / query_rows + s;
+            lists.offsets.resize(static_cast<std::size_t>(place * heads) + 1, lists.offsets.back());
+            const std::int32_t queries = begin(s + 1) - begin(s);
+            for (std::int32_t query_block = 0; query_block * query_rows < queries; ++query_block) {
+                for (std::int32_t head = 0; head < heads; ++head) {
+                    const bool everything = !pick(seed, segment_in_request(s), head, query_block, -1);
+                    if (everything) {
+                        lists.offsets.back() = ~lists.offsets.back();
+                    }
+                    for (int block = 0; !everything && block < blocks; ++block) {
+                        if (pick(seed, segment_in_request(s), head, query_block, block)) {
+                            lists.blocks.push_back(block);
+                        }
+                    }
+                    lists.offsets.push_back(static_cast<std::int64_t>(lists.blocks.size()));
+                }
+            }
+        }
+        const std::int32_t places = num_queries() / query_rows + batch.num_segments;
+        lists.offsets.resize(static_cast<std::size_t>(places * heads) + 1, lists.offsets.back());
+        lists.blocks.reserve(1);
     }
 
     /// @param pick told the row's index among those of its request

@@ -41,7 +41,12 @@ bool same(const engine::policy& a, const engine::policy& b) {
     }
     if (equal && a.lists) {
         equal = same(a.lists->rule, b.lists->rule) && a.lists->sink == b.lists->sink &&
-                a.lists->window == b.lists->window && a.list_means == b.list_means;
+                a.lists->window == b.lists->window && a.list_means == b.list_means &&
+                a.list_sampling.has_value() == b.list_sampling.has_value();
+    }
+    if (equal && a.list_sampling) {
+        equal = a.list_sampling->query_rows == b.list_sampling->query_rows &&
+                a.list_sampling->sample == b.list_sampling->sample;
     }
     return equal;
 }
@@ -160,6 +165,8 @@ TEST_CASE("app: policies survive being written and read") {
         if (below(2) == 1) {
             made.lists = uniprefill::list_options<>{any_rule(), below(500), below(500)};
             made.list_means = below(2) == 1;
+            if (!made.list_means && below(2) == 1)
+                made.list_sampling = uniprefill::query_sampling{1 + below(200), 1 + below(20)};
         }
         const std::string text = engine::write_policy(made);
         INFO(text);
@@ -225,6 +232,9 @@ TEST_CASE("app: bad policies are refused by path") {
         {with(R"("layers": [], "lists": {"p": 2})"), "lists.p: expected a number in (0, 1], came 2"},
         {with(R"("layers": [], "lists": {"window": -1})"), "lists.window: expected 0 to"},
         {with(R"("layers": [], "lists": {"mean": 1})"), "lists.mean: expected true or false, came 1"},
+        {with(R"("layers": [], "lists": {"sample": 8})"), "lists.sample: expected none without query_rows"},
+        {with(R"("layers": [], "lists": {"query_rows": 0})"), "lists.query_rows: expected 1 to"},
+        {with(R"("layers": [], "lists": {"query_rows": 64, "sample": 0})"), "lists.sample: expected 1 to"},
         {with(R"("layers": [], "lists": {"sink": 0.5})"), "lists.sink: expected a whole number, came 0.5"},
         {with(R"("layers": [], "lists": {"selector": "fixed-ratio"})"),
          "lists.p: expected a number in (0, 1] for"},

@@ -6,6 +6,7 @@
 #include "engine/small_model.hpp"
 #include "support/catch.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -26,7 +27,9 @@ struct loaded {
     engine::cpu_weights weights;
 };
 
-engine::session_options selecting_at(const std::vector<std::pair<int, double>>& layers, bool listed) {
+enum class listing { none, of_segments, by_query_block };
+
+engine::session_options selecting_at(const std::vector<std::pair<int, double>>& layers, listing listed) {
     engine::session_options options;
     options.max_step_rows = 300;
     options.max_tokens = 320;
@@ -35,7 +38,10 @@ engine::session_options selecting_at(const std::vector<std::pair<int, double>>& 
     for (const auto& [layer, p] : layers) {
         options.selecting.push_back({layer, uniprefill::selection_rule::top_p(p), nullptr});
     }
-    if (listed) {
+    if (listed == listing::by_query_block) {
+        options.list_sampling = uniprefill::query_sampling{32, 5};
+    }
+    if (listed != listing::none) {
         options.lists.emplace();
         options.lists->rule = uniprefill::selection_rule::top_p(0.5, uniprefill::mass_scope::all);
         options.lists->sink = 6;
@@ -98,7 +104,7 @@ bool same(const pass& a, const pass& b) {
 
 TEST_CASE("trail: a step that begins where another was comes out the same, bit for bit") {
     loaded model;
-    for (const bool listed : {false, true}) {
+    for (const listing listed : {listing::none, listing::of_segments, listing::by_query_block}) {
         engine::trail left;
         const auto first = selecting_at({{1, 0.7}, {3, 0.6}}, listed);
         const pass expected = read(model, first, &left, nullptr, 0);
@@ -119,18 +125,46 @@ TEST_CASE("trail: a step that begins where another was comes out the same, bit f
     }
 }
 
+TEST_CASE("forward: lists by query block that hold everything are dense, and fewer blocks are fewer pairs") {
+    loaded model;
+    const std::vector<std::pair<int, double>> layers{{1, 0.7}, {3, 0.6}};
+    const pass dense = read(model, selecting_at(layers, listing::none), nullptr, nullptr, 0);
+    engine::session_options own = selecting_at(layers, listing::by_query_block);
+    own.lists->window = 0;
+    own.lists->rule = uniprefill::selection_rule::top_p(1, uniprefill::mass_scope::all);
+    const pass whole = read(model, own, nullptr, nullptr, 0);
+    CHECK(whole.logits == dense.logits);
+    CHECK(whole.dropped_at == dense.dropped_at);
+    own.lists->rule = uniprefill::selection_rule::top_p(0.4, uniprefill::mass_scope::all);
+    const pass part = read(model, own, nullptr, nullptr, 0);
+    CHECK(part.logits != dense.logits);
+    std::size_t fewer = 0;
+    for (std::size_t layer = 0; layer < part.rows_and_pairs.size() / 4; ++layer) {
+        CHECK(whole.rows_and_pairs[4 * layer + 2] == dense.rows_and_pairs[4 * layer + 2]);
+        fewer += part.rows_and_pairs[4 * layer + 2] < dense.rows_and_pairs[4 * layer + 2] ? 1 : 0;
+    }
+    CHECK(fewer > 0);
+    std::int64_t looked = 0; // of layer 0, by one row in five of each 32, from the last one back
+    for (std::int64_t first = 0; first < 300; first += 32) {
+        for (std::int64_t row = std::min<std::int64_t>(first + 32, 300) - 1; row >= first; row -= 5) {
+            looked += row + 1;
+        }
+    }
+    CHECK(part.rows_and_pairs[3] == looked);
+}
+
 TEST_CASE("trail: what doesn't fit is refused") {
     loaded model;
     engine::trail left;
     left.may_begin = {false, true, true, true, true, true};
-    const auto options = selecting_at({{1, 0.7}, {3, 0.6}}, false);
+    const auto options = selecting_at({{1, 0.7}, {3, 0.6}}, listing::none);
     read(model, options, &left, nullptr, 0);
     CHECK(left.begins_at(1));
     CHECK_FALSE(left.begins_at(0));
     CHECK_THROWS_AS(read(model, options, nullptr, &left, 0), engine::error);
     CHECK_THROWS_AS(read(model, options, nullptr, &left, small_model::layers), engine::error);
     // Dropped otherwise before the layer that it begins at.
-    CHECK_THROWS_AS(read(model, selecting_at({}, false), nullptr, &left, 4), engine::error);
+    CHECK_THROWS_AS(read(model, selecting_at({}, listing::none), nullptr, &left, 4), engine::error);
     auto revived = options;
     revived.propagation = uniprefill::propagation::revive;
     CHECK_THROWS_AS(read(model, revived, nullptr, &left, 2), engine::error);

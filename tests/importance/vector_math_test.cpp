@@ -5,7 +5,7 @@
 
 #include "support/catch.hpp"
 
-#include <uniprefill/importance/detail/host_kernels.hpp>
+#include <uniprefill/core/detail/host_kernels.hpp>
 
 #include <algorithm>
 #include <cmath>

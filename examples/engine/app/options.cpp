@@ -742,6 +742,7 @@ policy resolve_policy(const options& chosen, const model_identity& model) {
         out.list_rules.clear();
         if (*by.list_share == 0) {
             out.lists.reset();
+            out.list_sampling.reset();
         } else {
             if (!out.lists) out.lists.emplace();
             out.lists->rule = uniprefill::selection_rule::top_p(*by.list_share, out.lists->rule.scope);

@@ -189,6 +189,14 @@ void check(const policy& checked, const std::string& where) {
         throw error(where + "lists.layers", "none without lists", std::to_string(checked.list_rules.size()));
     }
     check_rules(checked.list_rules, where + "lists.layers");
+    if (checked.list_sampling) {
+        if (!checked.lists) throw error(where + "lists", "some, where query blocks have their own", "none");
+        check_range(checked.list_sampling->query_rows, 1, 1 << 16, where + "lists.query_rows");
+        check_range(checked.list_sampling->sample, 1, 1 << 16, where + "lists.sample");
+        if (checked.list_means) {
+            throw error(where + "lists.mean", "false where query blocks have lists of their own", "true");
+        }
+    }
 }
 
 void check_layers(const policy& checked, std::int32_t layers, const std::string& where) {

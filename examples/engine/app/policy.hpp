@@ -4,6 +4,7 @@
 
 #include <uniprefill/pipeline/policy.hpp>
 #include <uniprefill/select/block_lister.hpp>
+#include <uniprefill/select/query_sampling.hpp>
 #include <uniprefill/select/rule.hpp>
 
 #include <cstdint>
@@ -36,6 +37,9 @@ struct policy {
     /// Rules of lists at layers that have their own, by rising layer. p = 1: that layer has no lists.
     std::vector<layer_rule> list_rules;
     bool list_means = false; ///< with lists: a block that a head skips is met by its mean key and value
+    /// Each block of so many query rows has lists of its own, from a sample of them; none: a segment's rows
+    /// share its lists. Only with `lists`.
+    std::optional<uniprefill::query_sampling> list_sampling;
 };
 
 /// Ends of the spans of a prompt, which are a property of the prompt and the policy: each span is decided as

@@ -229,7 +229,7 @@ void read_lists(const object& root, policy& out) {
     if (!root.at("lists").is_object())
         throw error(root.path("lists"), "an object", kind_of(root.at("lists")));
     const object entry(root.at("lists"), root.path("lists."));
-    entry.allow_only({"sink", "window", "mean", "layers"}, true);
+    entry.allow_only({"sink", "window", "mean", "query_rows", "sample", "layers"}, true);
     uniprefill::list_options<> lists;
     lists.rule.p = {}; // complete() knows the usual one
     entry.read("sink", lists.sink);
@@ -240,6 +240,13 @@ void read_lists(const object& root, policy& out) {
     complete(lists.rule, entry, entry);
     out.lists = lists;
     if (entry.has("layers")) out.list_rules = rules_by_layer(entry, common);
+    if (entry.has("query_rows")) {
+        out.list_sampling.emplace();
+        entry.read("query_rows", out.list_sampling->query_rows);
+        entry.read("sample", out.list_sampling->sample);
+    } else if (entry.has("sample")) {
+        throw error(entry.path("sample"), "none without query_rows", "some");
+    }
 }
 
 json rule_to_json(const uniprefill::selection_rule& rule) {
@@ -336,6 +343,10 @@ std::string write_policy(const policy& written) {
         out["lists"]["window"] = written.lists->window;
         if (!written.list_rules.empty()) out["lists"]["layers"] = rules_to_json(written.list_rules);
         if (written.list_means) out["lists"]["mean"] = true;
+        if (written.list_sampling) {
+            out["lists"]["query_rows"] = written.list_sampling->query_rows;
+            out["lists"]["sample"] = written.list_sampling->sample;
+        }
     }
     return out.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
 }

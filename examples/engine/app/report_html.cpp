@@ -255,6 +255,10 @@ std::string how_it_ran(const report& shown) {
            row("Blocks that each head reads",
                used.lists ? describe(used.lists->rule) + ", the first " + with_commas(used.lists->sink) +
                                 " tokens, a window of " + with_commas(used.lists->window) +
+                                (used.list_sampling
+                                     ? ", by " + std::to_string(used.list_sampling->query_rows) +
+                                           " rows from one in " + std::to_string(used.list_sampling->sample)
+                                     : "") +
                                 (used.list_means ? "; others by their means" : "")
                           : "all") +
            row("Blocks", std::to_string(used.block_rows) + " tokens (G)") +

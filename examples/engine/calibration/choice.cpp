@@ -116,6 +116,7 @@ policy policy_of(const choice& chosen, const policy& base) {
     made.list_rules.clear();
     made.sink = forced(chosen.sink, base.sink);
     made.tail = forced(chosen.tail, base.tail);
+    made.list_sampling.reset();
     for (std::size_t layer = 0; layer < chosen.steps.size(); ++layer) {
         if (chosen.steps[layer] == 0) continue;
         const double p = share_at(choice::layer_shares, chosen.steps[layer]);

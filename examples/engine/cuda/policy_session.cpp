@@ -13,6 +13,10 @@ void check_policy(const policy& policy) {
     if (policy.propagation != uniprefill::propagation::cumulative) {
         throw error("--propagation", "cumulative on a CUDA device", name_of(policy.propagation));
     }
+    if (policy.list_sampling) {
+        throw error("lists.query_rows", "none on a CUDA device",
+                    std::to_string(policy.list_sampling->query_rows));
+    }
 }
 
 list_rules selecting_of(const std::vector<layer_rule>& rules) {

@@ -66,8 +66,9 @@ basic_machine<Ops>::basic_machine(basic_session<Ops>& session, const step_plan& 
                                     session.options().num_observations, q_elements_);
     }
     if (session.options().lists && reads_prompts(plan.batch())) {
-        lists_.emplace(session.policy().bounds(), session.options().list_means);
-        step_.want_head_masses(lists_->masses());
+        lists_.emplace(session.policy().bounds(), session.options().list_means,
+                       session.options().list_sampling);
+        if (lists_->query_rows() == 0) step_.want_head_masses(lists_->masses());
     }
     throw_if_failed(session.drops().begin_step(plan.batch(), plan.ids().data(), ledger_step_));
 }
@@ -179,7 +180,7 @@ void basic_machine<Ops>::replay(const trail::stop& left) {
         std::copy_n(left.queries.data() + (row - first) * q_elements_, q_elements_,
                     qkv_.data() + row * qkv_elements_);
     }
-    look();
+    look(entered_keys());
     if (!decided_.identity) {
         record(decided_, rows);
         leave(decided_);
@@ -252,10 +253,14 @@ void basic_machine<Ops>::decide() {
         return;
     }
     const uniprefill::batch_view rows = step_.rows();
-    look();
-    if (listing) {
-        uniprefill::batch_view entered = rows;
-        entered.cached_lens = cached_lens_.data();
+    const bool by_query_block = listing && lists_->query_rows() > 0;
+    const layer_lists::key_rows keys = entered_keys();
+    if (!by_query_block || session_.policy().selects(layer_)) {
+        look(keys);
+    }
+    uniprefill::batch_view entered = rows;
+    entered.cached_lens = cached_lens_.data();
+    if (listing && !by_query_block) {
         const auto rows_at = [&](std::int64_t column) {
             return uniprefill::head_rows<const float>{qkv_.data() + column, qkv_elements_,
                                                       config_.head_dim,     rows.num_rows,
@@ -263,54 +268,92 @@ void basic_machine<Ops>::decide() {
         };
         lists_->make(step_.masses().faults, entered, *listing, rows_at(q_elements_),
                      rows_at(q_elements_ + kv_elements_));
-        listed_ = true;
     }
-    if (listed_ || !decided_.identity) {
+    listed_ = listing.has_value();
+    if ((listing && !by_query_block) || !decided_.identity) {
         count_look(rows);
     }
-    if (decided_.identity) {
-        return;
+    const bool drops_now = !decided_.identity && !session_.options().decide_after_attention;
+    if (!decided_.identity) {
+        record(decided_, rows);
     }
-    record(decided_, rows);
-    if (!session_.options().decide_after_attention) {
+    if (drops_now) {
         const auto queries = bytes_of(qkv_, qkv_elements_, q_elements_, rows.num_rows);
         throw_if_failed(uniprefill::compact(decided_, queries, queries, {}));
+    }
+    if (by_query_block) {
+        list_by_query_block(*listing, keys, entered,
+                            drops_now ? decided_
+                                      : uniprefill::selection::keep_all(rows.num_requests, rows.num_segments,
+                                                                        rows.num_rows,
+                                                                        uniprefill::memory_space::host));
+    }
+    if (drops_now) {
         leave(decided_);
     }
 }
 
-/// The library's decision, and masses by head where lists want them, from the rows' q and k.
+/// Lists by query block, from the queries that are kept, packed.
 template <class Ops>
-void basic_machine<Ops>::look() {
+void basic_machine<Ops>::list_by_query_block(const uniprefill::list_options<>& listing,
+                                             const layer_lists::key_rows& keys,
+                                             const uniprefill::batch_view& entered,
+                                             const uniprefill::selection& kept) {
+    const uniprefill::head_rows<const float> queries{qkv_.data(),     qkv_elements_, config_.head_dim,
+                                                     kept.kept_bound, config_.heads, config_.head_dim};
+    lists_->make(queries, keys, entered, kept, listing);
+    const std::int32_t query_rows = lists_->query_rows();
+    const std::int32_t sample = session_.options().list_sampling->sample;
+    for (std::int32_t s = 0; s < entered.num_segments; ++s) {
+        const std::int32_t before =
+            entered.cached_len(entered.request_of(s)) - entered.cu_seqlens[entered.request_of(s)];
+        const std::int32_t begin = kept.segment_begin(entered, s), end = kept.segment_end(entered, s);
+        for (std::int32_t first = begin; first < end; first += query_rows) {
+            for (std::int32_t i = std::min(first + query_rows, end) - 1; i >= first; i -= sample) {
+                now().estimator_pairs += before + (kept.identity ? i : kept.kept_to_old[i]) + 1;
+            }
+        }
+    }
+}
+
+/// The keys of the rows that have entered the layer, and those that it holds; valid until the next call.
+template <class Ops>
+layer_lists::key_rows basic_machine<Ops>::entered_keys() {
     const uniprefill::batch_view rows = step_.rows();
     const std::int32_t page_tokens = session_.cache().page_tokens();
     std::int32_t most_pages = 0;
     for (const std::int32_t rows_cached : cached_lens_) {
         most_pages = std::max(most_pages, uniprefill::num_blocks(rows_cached, page_tokens));
     }
-    std::vector<const void*> pages(plan_.ids().size() * static_cast<std::size_t>(most_pages));
+    pages_.assign(plan_.ids().size() * static_cast<std::size_t>(most_pages), nullptr);
     for (std::size_t r = 0; r < plan_.ids().size(); ++r) {
         const kv_sequence held = session_.cache().rows(layer_, plan_.ids()[r]);
         for (std::int32_t i = 0; i < uniprefill::num_blocks(cached_lens_[r], page_tokens); ++i) {
             const std::int64_t slot = held.slot_of(std::int64_t{i} * page_tokens, page_tokens);
-            pages[r * static_cast<std::size_t>(most_pages) + static_cast<std::size_t>(i)] =
+            pages_[r * static_cast<std::size_t>(most_pages) + static_cast<std::size_t>(i)] =
                 held.k + slot * held.row_stride;
         }
     }
     uniprefill::page_pointer_cache<float> cache;
-    cache.pages = pages.data();
+    cache.pages = pages_.data();
     cache.table_stride = most_pages;
     cache.page_tokens = page_tokens;
     cache.token_stride = kv_elements_;
     cache.head_stride = config_.head_dim;
-    const uniprefill::head_rows<const float> q{qkv_.data(),   qkv_elements_, config_.head_dim,
-                                               rows.num_rows, config_.heads, config_.head_dim};
     const uniprefill::head_rows<const float> k{qkv_.data() + q_elements_, qkv_elements_,
                                                config_.head_dim,          rows.num_rows,
                                                config_.kv_heads,          config_.head_dim};
-    throw_if_failed(step_.decide(
-        layer_, q, uniprefill::key_source<float, uniprefill::page_pointer_cache<float>>{k, cache},
-        uniprefill::attention_params{}, cached_lens_.data(), decided_));
+    return {k, cache};
+}
+
+/// The library's decision, and masses by head where lists want them, from the rows' q and k.
+template <class Ops>
+void basic_machine<Ops>::look(const layer_lists::key_rows& keys) {
+    const uniprefill::batch_view rows = step_.rows();
+    const uniprefill::head_rows<const float> q{qkv_.data(),   qkv_elements_, config_.head_dim,
+                                               rows.num_rows, config_.heads, config_.head_dim};
+    throw_if_failed(
+        step_.decide(layer_, q, keys, uniprefill::attention_params{}, cached_lens_.data(), decided_));
 }
 
 /// Queries of prompt rows, as a selecting layer has them.
@@ -449,9 +492,18 @@ void basic_machine<Ops>::attend() {
             continue;
         }
         for (std::int32_t s = 0; s < rows.num_segments; ++s) {
-            if (rows.request_of(s) == r) {
-                attend_rows(r, rows.segment_begin(s), rows.segment_end(s), lists_->keys_of_segment(s),
-                            lists_->of_segment(s));
+            if (rows.request_of(s) != r) {
+                continue;
+            }
+            const std::int32_t begin = rows.segment_begin(s), end = rows.segment_end(s);
+            const std::int32_t query_rows = lists_->query_rows();
+            if (query_rows == 0) {
+                attend_rows(r, begin, end, lists_->keys_of_segment(s), lists_->of_segment(s));
+                continue;
+            }
+            for (std::int32_t i = 0; begin + i * query_rows < end; ++i) {
+                attend_rows(r, begin + i * query_rows, std::min(begin + (i + 1) * query_rows, end),
+                            lists_->keys_of_segment(s), lists_->of_query_block(s, begin, i));
             }
         }
     }

@@ -71,7 +71,10 @@ class basic_machine {
   private:
     void project_qkv();
     void decide();
-    void look();
+    layer_lists::key_rows entered_keys();
+    void look(const layer_lists::key_rows& keys);
+    void list_by_query_block(const uniprefill::list_options<>& listing, const layer_lists::key_rows& keys,
+                             const uniprefill::batch_view& entered, const uniprefill::selection& kept);
     void replay(const trail::stop& left);
     void leave_trail();
     void note_queries();
@@ -123,6 +126,7 @@ class basic_machine {
     std::vector<std::int32_t> cached_lens_;
     std::vector<std::int32_t> key_positions_;
     std::vector<std::int64_t> key_slots_;
+    std::vector<const void*> pages_; ///< of entered_keys()
 
     trail* left_ = nullptr;    ///< where one is recorded
     query_tails last_queries_; ///< of this step by request of the plan, the session's when it ends

@@ -4,6 +4,7 @@
 #include "engine/model/session.hpp"
 
 #include "engine/error.hpp"
+#include "engine/model/layer_lists.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -52,6 +53,10 @@ basic_session<Ops>::basic_session(const basic_weights<Ops>& model, Ops& ops, ses
             throw error("lists", "none where decisions are taken when the prompt ends", "some");
         }
         throw_if_failed(uniprefill::validate(*options_.lists));
+        if (options_.list_sampling) {
+            throw_if_failed(
+                layer_lists::own_lister(step_limits(config, options_), *options_.list_sampling).check());
+        }
     }
     const auto num_selecting = static_cast<std::int32_t>(options_.selecting.size());
     sparsifier_ = std::make_unique<sparsifier>(

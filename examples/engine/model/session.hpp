@@ -32,6 +32,8 @@ struct session_options {
     std::optional<uniprefill::list_options<>> lists;
     engine::list_rules list_rules; ///< of layers that have their own
     bool list_means = false;       ///< blocks that a head's list skips are met by their means
+    /// Each block of so many query rows has lists of its own; none: a segment's rows share its lists.
+    std::optional<uniprefill::query_sampling> list_sampling;
     /// Attends with every row and drops afterwards, as the published system does. For the test that kept rows
     /// come out the same; it costs the attention of the dropped rows.
     bool decide_after_attention = false;

@@ -19,6 +19,7 @@ session_options session_under(const policy& policy) {
     options.propagation = policy.propagation;
     options.lists = policy.lists;
     options.list_means = policy.list_means;
+    options.list_sampling = policy.list_sampling;
     for (const layer_rule& rule : policy.rules) {
         options.selecting.push_back({rule.layer, rule.rule, nullptr});
     }

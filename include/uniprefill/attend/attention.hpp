@@ -21,7 +21,7 @@
 #pragma once
 
 #include <uniprefill/attend/means.hpp>
-#include <uniprefill/attend/options.hpp>
+#include <uniprefill/core/attention_options.hpp>
 #include <uniprefill/core/backend.hpp>
 #include <uniprefill/core/batch.hpp>
 #include <uniprefill/core/block_lists.hpp>

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <uniprefill/core/backend.hpp>
+#include <uniprefill/core/batch.hpp>
 #include <uniprefill/core/limits.hpp>
 #include <uniprefill/core/mass.hpp>
 #include <uniprefill/core/workspace.hpp>
@@ -143,6 +144,17 @@ struct selection {
         made.cu_segments = memory.take<std::int32_t>(std::int64_t{bounds.max_segments} + 1);
         made.outcomes = memory.take<segment_outcome>(bounds.max_segments);
         return made;
+    }
+
+    /// The first kept row of a segment of @p batch, among the kept ones of a step in host memory.
+    [[nodiscard]] UNIPREFILL_API std::int32_t segment_begin(const batch_view& batch,
+                                                            std::int32_t segment) const noexcept {
+        return identity ? batch.segment_begin(segment) : cu_segments[segment];
+    }
+    /// One past the last kept row of a segment.
+    [[nodiscard]] UNIPREFILL_API std::int32_t segment_end(const batch_view& batch,
+                                                          std::int32_t segment) const noexcept {
+        return identity ? batch.segment_end(segment) : cu_segments[segment + 1];
     }
 
     /// Whether the arrays have room for every step within @p bounds.

@@ -18,7 +18,8 @@ namespace detail {
 
 /// A step as the kernels of attention know it. Keys of a segment are counted from its request's first: cached
 /// ones, then the request's rows. A *unit* is a list of a segment, or the lack of one: the query heads that
-/// read the same keys. Of a unit, (query row, head) pairs are packed row after row.
+/// read the same keys. Of a unit, (query row, head) pairs are packed row after row. With lists by query
+/// block, it is those of all its query blocks, and each of them begins a tile.
 struct attend_step {
     batch_view batch;
     const std::int32_t* kept_to_old = nullptr; // [kept rows] null: every row is kept
@@ -30,9 +31,21 @@ struct attend_step {
     std::int32_t window = 0;     ///< the model's
     const std::int32_t* cached_positions = nullptr;
     std::int64_t cached_positions_stride = 0;
-    std::int32_t kept_bound = 0; ///< rows that queries and outputs have
-    std::int32_t tile_rows = 0;  ///< packed rows of an item
-    std::int32_t key_bytes = 0;  ///< of a key and its value together
+    std::int32_t kept_bound = 0;          ///< rows that queries and outputs have
+    std::int32_t tile_rows = 0;           ///< packed rows of an item
+    std::int32_t key_bytes = 0;           ///< of a key and its value together
+    std::int32_t query_rows = INT32_MAX;  ///< of a query block: without them, one that holds all
+    std::int32_t block_tiles = INT32_MAX; ///< tiles of a whole query block
+
+    /// Says where lists by query block cut. unit_heads and tile_rows are set.
+    UNIPREFILL_API void cut_by(const block_lists& which) noexcept {
+        lists = which;
+        if (which.offsets != nullptr && which.query_rows > 0) {
+            query_rows = which.query_rows;
+            const std::int64_t tiles = (std::int64_t{query_rows} * unit_heads + tile_rows - 1) / tile_rows;
+            block_tiles = tiles < INT32_MAX ? static_cast<std::int32_t>(tiles) : INT32_MAX;
+        }
+    }
 };
 
 /// What a thread block does at a time: tile_rows packed rows of one unit of one segment.
@@ -50,6 +63,7 @@ struct attend_item {
     std::int32_t context; ///< keys before the segment's first row
     std::int32_t list_entries;
     std::int64_t list_begin;
+    bool has_list; ///< else it reads everything
 };
 
 /// What one query row reads: keys in [first, end); those before `window` only if they are context or listed.
@@ -83,8 +97,11 @@ struct kept_range {
 [[nodiscard]] inline UNIPREFILL_API std::int32_t tiles_of(const attend_step& step,
                                                           std::int32_t segment) noexcept {
     const kept_range kept = kept_of(step, segment);
-    const std::int64_t rows = std::int64_t{kept.end - kept.begin} * step.unit_heads;
-    return static_cast<std::int32_t>((rows + step.tile_rows - 1) / step.tile_rows);
+    const std::int32_t queries = kept.end - kept.begin;
+    const std::int32_t blocks = queries / step.query_rows; // whole ones
+    const std::int64_t rows = (queries - std::int64_t{blocks} * step.query_rows) * step.unit_heads;
+    return blocks * step.block_tiles +
+           static_cast<std::int32_t>((rows + step.tile_rows - 1) / step.tile_rows);
 }
 
 /// Keys and values of some units stay in the level-2 cache together if they are no more than this.
@@ -118,18 +135,27 @@ inline constexpr std::int64_t attend_cached_bytes = std::int64_t{24} << 20;
     const std::int32_t taking_turns = left < section ? left : section;
     const std::int32_t within = index - before * tiles;
     made.unit = before + within % taking_turns;
-    made.first_row = (tiles - 1 - within / taking_turns) * step.tile_rows;
-    const std::int64_t rows_left = std::int64_t{kept.end - kept.begin} * step.unit_heads - made.first_row;
+    const std::int32_t tile = tiles - 1 - within / taking_turns;
+    const std::int32_t block = tile / step.block_tiles;
+    const std::int64_t block_begin = std::int64_t{block} * step.query_rows;
+    const std::int64_t block_left = kept.end - kept.begin - block_begin;
+    const std::int64_t block_rows = block_left < step.query_rows ? block_left : step.query_rows;
+    const std::int32_t before_tile = (tile - block * step.block_tiles) * step.tile_rows;
+    made.first_row = static_cast<std::int32_t>(block_begin * step.unit_heads) + before_tile;
+    const std::int64_t rows_left = block_rows * step.unit_heads - before_tile;
     made.num_rows = rows_left < step.tile_rows ? static_cast<std::int32_t>(rows_left) : step.tile_rows;
 
     if (step.lists.offsets != nullptr) {
-        const std::int64_t list = std::int64_t{segment} * step.units + made.unit;
+        const std::int64_t place =
+            block_lists::query_block_place(segment, kept.begin, step.query_rows) + block;
+        const std::int64_t list = place * step.units + made.unit;
         const std::int64_t begin = step.lists.offsets[list];
-        const std::int64_t end = step.lists.offsets[list + 1];
+        const std::int64_t end = step.lists.place_of(step.lists.offsets[list + 1]);
         const std::int64_t capacity = step.lists.capacity;
+        made.has_list = begin >= 0 || step.lists.query_rows == 0;
         made.list_begin = begin < 0 ? 0 : begin > capacity ? capacity : begin;
         const std::int64_t entries = (end > capacity ? capacity : end) - made.list_begin;
-        made.list_entries = entries > 0 ? static_cast<std::int32_t>(entries) : 0;
+        made.list_entries = entries > 0 && made.has_list ? static_cast<std::int32_t>(entries) : 0;
     }
     return made;
 }
@@ -160,21 +186,14 @@ struct item_row {
     const std::int32_t position = positions[packed_row];
     row_reach made{0, item.context + in_segment + 1, 0};
     if (step.window > 0) {
-        const std::int32_t least = position - step.window + 1;
-        if (least > 0) {
-            const std::int32_t* const held =
-                step.cached_positions != nullptr
-                    ? step.cached_positions + item.request * step.cached_positions_stride
-                    : nullptr;
-            made.first = held != nullptr ? bracketed_row_at(held, 0, item.cached, least)
-                                         : (least < item.cached ? least : item.cached);
-            if (made.first == item.cached) {
-                made.first +=
-                    bracketed_row_at(positions, item.request_begin, packed_row, least) - item.request_begin;
-            }
-        }
+        const std::int32_t* const held =
+            step.cached_positions != nullptr
+                ? step.cached_positions + item.request * step.cached_positions_stride
+                : nullptr;
+        made.first = first_key_at(held, item.cached, positions, item.request_begin, packed_row,
+                                  position - step.window + 1);
     }
-    if (step.lists.offsets != nullptr) {
+    if (item.has_list) {
         made.window = never;
         if (step.lists.window > 0) {
             const std::int32_t least = position - step.lists.window + 1;

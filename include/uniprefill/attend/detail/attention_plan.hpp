@@ -6,7 +6,7 @@
 #pragma once
 
 #include <uniprefill/attend/detail/attention_unit.hpp>
-#include <uniprefill/attend/options.hpp>
+#include <uniprefill/core/attention_options.hpp>
 #include <uniprefill/core/batch.hpp>
 #include <uniprefill/core/block_lists.hpp>
 #include <uniprefill/core/detail/row_search.hpp>
@@ -30,7 +30,8 @@ class UNIPREFILL_HIDDEN attention_plan {
         , kept_(kept)
         , lists_(lists)
         , options_(options)
-        , group_(bounds.group_heads()) {}
+        , group_(bounds.group_heads())
+        , query_rows_(lists.offsets != nullptr && lists.query_rows > 0 ? lists.query_rows : INT32_MAX) {}
 
     /// Takes the memory of any step within the limits.
     void carve(workspace& memory) noexcept {
@@ -74,8 +75,12 @@ class UNIPREFILL_HIDDEN attention_plan {
         const std::int64_t in_list = in_segment % units_of_list(segment);
         const auto list = static_cast<std::int32_t>(in_segment / units_of_list(segment));
         const std::int32_t heads = shared_[segment] ? group_ : 1;
-        const std::int64_t first = in_list * attention_lanes;
-        const std::int64_t left = rows_of_list(segment) - first;
+        const std::int64_t block = in_list / units_of_rows(segment, query_rows_);
+        const std::int64_t in_block =
+            (in_list - block * units_of_rows(segment, query_rows_)) * attention_lanes;
+        const std::int64_t first = block * query_rows_ * heads + in_block;
+        const std::int64_t rows_left = queries_of(segment) - block * query_rows_;
+        const std::int64_t left = (rows_left < query_rows_ ? rows_left : query_rows_) * heads - in_block;
 
         const std::int32_t begin = batch_.segment_begin(segment);
         unit.request = batch_.request_of(segment);
@@ -87,12 +92,15 @@ class UNIPREFILL_HIDDEN attention_plan {
             // Where all lists of a KV head are the same, the first of them.
             const std::int64_t head = lists_.num_heads == bounds_.num_heads ? std::int64_t{list} * heads
                                                                             : std::int64_t{unit.kv_head};
-            const std::int64_t* offset = lists_.offsets + std::int64_t{segment} * lists_.num_heads + head;
-            unit.list = lists_.blocks + offset[0];
-            unit.num_listed = offset[1] - offset[0];
-            unit.first_listed = unit.cached + begin - unit.first_row;
-            unit.block_rows = bounds_.block_rows;
-            unit.first_mean = block_offset(segment, begin, bounds_.block_rows);
+            const block_lists::entries own =
+                lists_.list((first_list(segment) + block) * lists_.num_heads + head);
+            if (!own.everything) {
+                unit.list = lists_.blocks + own.begin;
+                unit.num_listed = own.count;
+                unit.first_listed = unit.cached + begin - unit.first_row;
+                unit.block_rows = bounds_.block_rows;
+                unit.first_mean = block_offset(segment, begin, bounds_.block_rows);
+            }
         }
         for (std::int32_t lane = 0; lane < unit.lanes; ++lane) {
             const std::int64_t at = first + lane;
@@ -119,21 +127,30 @@ class UNIPREFILL_HIDDEN attention_plan {
         }
         return kept_.cu_segments[segment];
     }
+    [[nodiscard]] std::int64_t queries_of(std::int32_t segment) const noexcept {
+        return std::int64_t{first_kept(segment + 1)} - first_kept(segment);
+    }
+    /// The number of a segment's first lists: those of all its rows, or of its first query block.
+    [[nodiscard]] std::int64_t first_list(std::int32_t segment) const noexcept {
+        return block_lists::query_block_place(segment, first_kept(segment), query_rows_);
+    }
 
     /// Whether the query heads of each KV head read the same, and so can be worked on together.
     [[nodiscard]] bool shares_lists(std::int32_t segment) const noexcept {
         if (lists_.offsets == nullptr || lists_.num_heads != bounds_.num_heads || group_ == 1) {
             return true;
         }
-        const std::int64_t* offsets = lists_.offsets + std::int64_t{segment} * lists_.num_heads;
-        for (std::int32_t head = 0; head < lists_.num_heads; ++head) {
-            const std::int32_t first = head - head % group_;
-            const std::int64_t count = offsets[head + 1] - offsets[head];
-            if (count != offsets[first + 1] - offsets[first]) {
+        const std::int64_t first = first_list(segment) * lists_.num_heads;
+        const std::int64_t blocks =
+            lists_.query_rows > 0 ? (queries_of(segment) + query_rows_ - 1) / query_rows_ : 1;
+        for (std::int64_t list = first; list < first + blocks * lists_.num_heads; ++list) {
+            const block_lists::entries own = lists_.list(list);
+            const block_lists::entries leading = lists_.list(list - (list - first) % group_);
+            if (own.everything != leading.everything || own.count != leading.count) {
                 return false;
             }
-            for (std::int64_t i = 0; head != first && i < count; ++i) {
-                if (lists_.blocks[offsets[head] + i] != lists_.blocks[offsets[first] + i]) {
+            for (std::int64_t i = 0; own.begin != leading.begin && i < own.count; ++i) {
+                if (lists_.blocks[own.begin + i] != lists_.blocks[leading.begin + i]) {
                     return false;
                 }
             }
@@ -144,11 +161,14 @@ class UNIPREFILL_HIDDEN attention_plan {
     [[nodiscard]] std::int64_t num_lists(std::int32_t segment) const noexcept {
         return shared_[segment] ? bounds_.num_kv_heads : bounds_.num_heads;
     }
-    [[nodiscard]] std::int64_t rows_of_list(std::int32_t segment) const noexcept {
-        return std::int64_t{first_kept(segment + 1) - first_kept(segment)} * (shared_[segment] ? group_ : 1);
+    [[nodiscard]] std::int64_t units_of_rows(std::int32_t segment, std::int64_t rows) const noexcept {
+        return (rows * (shared_[segment] ? group_ : 1) + attention_lanes - 1) / attention_lanes;
     }
+    /// No unit has rows of two query blocks.
     [[nodiscard]] std::int64_t units_of_list(std::int32_t segment) const noexcept {
-        return (rows_of_list(segment) + attention_lanes - 1) / attention_lanes;
+        const std::int64_t rows = queries_of(segment);
+        return rows / query_rows_ * units_of_rows(segment, query_rows_) +
+               units_of_rows(segment, rows % query_rows_);
     }
 
     /// The first segment whose units end after @p unit.
@@ -173,7 +193,7 @@ class UNIPREFILL_HIDDEN attention_plan {
         unit.to[lane] = unit.cached + row - unit.first_row + 1;
         unit.from[lane] = options_.window > 0 ? first_seen(unit, row, position - options_.window + 1) : 0;
         unit.window[lane] = unit.to[lane];
-        if (lists_.offsets != nullptr) {
+        if (unit.first_listed != attention_unit::no_lists) {
             const std::int32_t begin = batch_.segment_begin(segment);
             std::int32_t block = (row - begin) / bounds_.block_rows;
             if (lists_.window > 0) {
@@ -212,6 +232,7 @@ class UNIPREFILL_HIDDEN attention_plan {
     const block_lists& lists_;
     const attention_options& options_;
     std::int32_t group_;
+    std::int32_t query_rows_;      ///< of a query block: without them, one that holds all
     std::int64_t* ends_ = nullptr; // [segments] units of the segments up to each
     bool* shared_ = nullptr;       // [segments] a unit has all query heads of a KV head
 };

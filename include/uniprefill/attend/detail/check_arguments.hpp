@@ -5,11 +5,10 @@
 /// What attention refuses before it writes anything.
 #pragma once
 
-#include <uniprefill/attend/options.hpp>
 #include <uniprefill/core/batch.hpp>
 #include <uniprefill/core/block_lists.hpp>
+#include <uniprefill/core/detail/check_attention.hpp>
 #include <uniprefill/core/detail/check_keys.hpp>
-#include <uniprefill/core/detail/vector_math.hpp>
 #include <uniprefill/core/limits.hpp>
 #include <uniprefill/core/rows.hpp>
 #include <uniprefill/core/selection.hpp>
@@ -34,141 +33,10 @@ template <class Policy>
                    "the policy's D", bounds.head_dim);
 }
 
-/// Rows of queries, or of outputs, one for each query that is asked.
-template <class T>
-[[nodiscard]] UNIPREFILL_HOST_API status check_query_rows(const head_rows<T>& rows, const limits& bounds,
-                                                          std::int32_t num_rows, const char* argument,
-                                                          const char* row_limit) noexcept {
-    constexpr auto invalid = status_code::invalid_argument;
-    UNIPREFILL_TRY(require(rows.num_heads == bounds.num_heads, invalid, argument, "limits.num_heads heads",
-                           rows.num_heads));
-    UNIPREFILL_TRY(require(rows.head_dim == bounds.head_dim, invalid, argument,
-                           "limits.head_dim elements of a head", rows.head_dim));
-    UNIPREFILL_TRY(require(rows.num_rows >= num_rows, invalid, argument, row_limit, rows.num_rows));
-    return num_rows > 0 ? require_pointer(rows.data, argument) : success();
-}
-
-/// The cache of keys, and that of values.
-template <class Cache>
-[[nodiscard]] UNIPREFILL_HOST_API status check_caches(const Cache& keys, const Cache& values) noexcept {
-    UNIPREFILL_TRY(check_cache(keys));
-    const status cache = check_cache(values);
-    return cache.ok() ? success()
-                      : failure(cache.code, "values.cached", "what is expected of keys.cached", 0);
-}
-
-[[nodiscard]] inline UNIPREFILL_HOST_API status
-require_no_key_scales(const attention_params& params) noexcept {
-    return require(params.key_scales == nullptr, status_code::not_supported, "params.key_scales",
-                   "null: no FP8 keys here", 1);
-}
-
-/// Scale, soft-cap and, where the host can read them, sink logits.
-[[nodiscard]] inline UNIPREFILL_HOST_API status check_attention_params(const attention_params& params,
-                                                                       std::int32_t num_heads) noexcept {
-    UNIPREFILL_TRY(check_params(params));
-    UNIPREFILL_TRY(require_no_key_scales(params));
-    for (std::int32_t head = 0; params.sink_logits != nullptr && head < num_heads; ++head) {
-        UNIPREFILL_TRY(require(!is_non_finite(params.sink_logits[head] * log2_of_e),
-                               status_code::invalid_argument, "params.sink_logits",
-                               "finite numbers, of each head", head));
-    }
-    return success();
-}
-
-[[nodiscard]] inline UNIPREFILL_HOST_API status
-check_window_shape(const attention_options& options) noexcept {
-    constexpr auto invalid = status_code::invalid_argument;
-    UNIPREFILL_TRY(require(options.window >= 0, invalid, "options.window", ">= 0", options.window));
-    return require(options.cached_positions == nullptr || options.cached_positions_stride >= 0, invalid,
-                   "options.cached_positions_stride", ">= 0", options.cached_positions_stride);
-}
-
-/// Positions of cached tokens, where a window asks for them. @p batch has been validated.
-[[nodiscard]] inline UNIPREFILL_HOST_API status check_window(const attention_options& options,
-                                                             const batch_view& batch) noexcept {
-    constexpr auto invalid = status_code::invalid_argument;
-    UNIPREFILL_TRY(check_window_shape(options));
-    for (std::int32_t request = 0; options.window > 0 && request < batch.num_requests; ++request) {
-        const std::int32_t cached = batch.cached_len(request);
-        const std::int32_t row = batch.cu_seqlens[request];
-        if (cached == 0 || row == batch.cu_seqlens[request + 1]) {
-            continue;
-        }
-        std::int64_t previous = std::int64_t{cached} - 1;
-        if (options.cached_positions != nullptr) {
-            const std::int32_t* positions =
-                options.cached_positions + request * options.cached_positions_stride;
-            previous = -1;
-            for (std::int32_t token = 0; token < cached; ++token) {
-                UNIPREFILL_TRY(require(positions[token] > previous, invalid, "options.cached_positions",
-                                       "non-negative positions that ascend", positions[token])
-                                   .at_request(request));
-                previous = positions[token];
-            }
-        }
-        UNIPREFILL_TRY(require(previous < batch.positions[row], invalid, "options.cached_positions",
-                               "positions before those of the request's rows", previous)
-                           .at_request(request));
-    }
-    return success();
-}
-
-/// A decision about this batch, whatever its arrays hold.
-[[nodiscard]] inline UNIPREFILL_HOST_API status check_kept_shape(const selection& kept,
-                                                                 const batch_view& batch,
-                                                                 memory_space space) noexcept {
-    constexpr auto invalid = status_code::invalid_argument;
-    UNIPREFILL_TRY(require(kept.space == space, status_code::not_supported, "kept.space",
-                           space == memory_space::host ? "host memory" : "device memory",
-                           static_cast<std::int32_t>(kept.space)));
-    UNIPREFILL_TRY(require(kept.num_requests == batch.num_requests, invalid, "kept.num_requests",
-                           "batch.num_requests", kept.num_requests));
-    UNIPREFILL_TRY(require(kept.num_segments == batch.num_segments, invalid, "kept.num_segments",
-                           "batch.num_segments", kept.num_segments));
-    UNIPREFILL_TRY(
-        require(kept.num_rows == batch.num_rows, invalid, "kept.num_rows", "batch.num_rows", kept.num_rows));
-    if (kept.identity) {
-        return require(kept.kept_bound == batch.num_rows, invalid, "kept.kept_bound",
-                       "batch.num_rows where all rows are kept", kept.kept_bound);
-    }
-    UNIPREFILL_TRY(require(kept.kept_bound >= 0, invalid, "kept.kept_bound", ">= 0", kept.kept_bound));
-    UNIPREFILL_TRY(require_pointer(kept.cu_segments, "kept.cu_segments"));
-    return kept.kept_bound > 0 ? require_pointer(kept.kept_to_old, "kept.kept_to_old") : success();
-}
-
-/// @p batch has been validated.
-[[nodiscard]] inline UNIPREFILL_HOST_API status check_kept(const selection& kept,
-                                                           const batch_view& batch) noexcept {
-    constexpr auto invalid = status_code::invalid_argument;
-    UNIPREFILL_TRY(check_kept_shape(kept, batch, memory_space::host));
-    if (kept.identity) {
-        return success();
-    }
-    UNIPREFILL_TRY(
-        require(kept.cu_segments[0] == 0, invalid, "kept.cu_segments", "0 first", kept.cu_segments[0]));
-    for (std::int32_t segment = 0; segment < batch.num_segments; ++segment) {
-        const std::int32_t begin = kept.cu_segments[segment];
-        const std::int32_t end = kept.cu_segments[segment + 1];
-        UNIPREFILL_TRY(require(begin <= end && end <= kept.kept_bound, invalid, "kept.cu_segments",
-                               "offsets that don't fall and end at kept_bound", end)
-                           .at_request(segment));
-        std::int32_t least = batch.segment_begin(segment);
-        for (std::int32_t i = begin; i < end; ++i) {
-            const std::int32_t row = kept.kept_to_old[i];
-            UNIPREFILL_TRY(require(row >= least && row < batch.segment_end(segment), invalid,
-                                   "kept.kept_to_old", "rows of their segment that ascend", row)
-                               .at_request(segment));
-            least = row + 1;
-        }
-    }
-    return success();
-}
-
 /// Lists of as many segments and heads, whatever they hold.
 [[nodiscard]] inline UNIPREFILL_HOST_API status check_list_shape(const block_lists& lists,
                                                                  const batch_view& batch,
-                                                                 const limits& bounds,
+                                                                 const selection& kept, const limits& bounds,
                                                                  memory_space space) noexcept {
     constexpr auto invalid = status_code::invalid_argument;
     UNIPREFILL_TRY(require(lists.space == space, status_code::not_supported, "lists.space",
@@ -179,42 +47,68 @@ check_window_shape(const attention_options& options) noexcept {
     UNIPREFILL_TRY(require(lists.window >= 0, invalid, "lists.window", ">= 0", lists.window));
     UNIPREFILL_TRY(require(lists.num_segments == batch.num_segments, invalid, "lists.num_segments",
                            "batch.num_segments", lists.num_segments));
+    UNIPREFILL_TRY(require(lists.query_rows >= 0, invalid, "lists.query_rows", ">= 0", lists.query_rows));
+    if (lists.query_rows > 0) {
+        const std::int64_t blocks = std::int64_t{kept.kept_bound} / lists.query_rows + batch.num_segments;
+        UNIPREFILL_TRY(require(lists.max_query_blocks >= blocks, invalid, "lists.max_query_blocks",
+                               ">= kept.kept_bound / query_rows + batch.num_segments",
+                               lists.max_query_blocks));
+    }
     return require(lists.num_heads == bounds.num_heads || lists.num_heads == bounds.num_kv_heads, invalid,
                    "lists.num_heads", "limits.num_heads or limits.num_kv_heads", lists.num_heads);
 }
 
-/// @p batch has been validated. O(list entries).
-[[nodiscard]] inline UNIPREFILL_HOST_API status check_lists(const block_lists& lists, const batch_view& batch,
-                                                            const limits& bounds) noexcept {
+/// Lists [@p first, @p last) of a segment.
+[[nodiscard]] inline UNIPREFILL_HOST_API status check_list_entries(const block_lists& lists,
+                                                                   std::int64_t first, std::int64_t last,
+                                                                   std::int32_t segment_blocks) noexcept {
     constexpr auto invalid = status_code::invalid_argument;
+    for (std::int64_t index = first; index < last; ++index) {
+        const std::int64_t begin = lists.place_of(lists.offsets[index]);
+        const std::int64_t end = lists.place_of(lists.offsets[index + 1]);
+        UNIPREFILL_TRY(require(begin <= end && end <= lists.capacity, invalid, "lists.offsets",
+                               "offsets that don't fall and end within lists.capacity", end));
+        const block_lists::entries list = lists.list(index);
+        std::int32_t least = 0;
+        for (std::int64_t i = list.begin; i < list.begin + list.count; ++i) {
+            const std::int32_t block = lists.blocks[i];
+            UNIPREFILL_TRY(require(block >= least && block < segment_blocks, invalid, "lists.blocks",
+                                   "blocks of their segment that ascend", block));
+            least = block + 1;
+        }
+    }
+    return success();
+}
+
+/// @p batch and @p kept have been checked. O(list entries).
+[[nodiscard]] inline UNIPREFILL_HOST_API status check_lists(const block_lists& lists, const batch_view& batch,
+                                                            const selection& kept,
+                                                            const limits& bounds) noexcept {
     if (lists.offsets == nullptr) {
         return success();
     }
-    UNIPREFILL_TRY(check_list_shape(lists, batch, bounds, memory_space::host));
-    UNIPREFILL_TRY(
-        require(lists.offsets[0] >= 0, invalid, "lists.offsets", "offsets from 0 on", lists.offsets[0]));
+    UNIPREFILL_TRY(check_list_shape(lists, batch, kept, bounds, memory_space::host));
+    UNIPREFILL_TRY(require(lists.place_of(lists.offsets[0]) >= 0, status_code::invalid_argument,
+                           "lists.offsets", "offsets from 0 on", lists.offsets[0]));
+    const std::int64_t all = lists.query_rows > 0
+                                 ? std::int64_t{kept.kept_bound} / lists.query_rows + batch.num_segments
+                                 : batch.num_segments;
+    if (lists.place_of(lists.offsets[all * lists.num_heads]) > 0) {
+        UNIPREFILL_TRY(require_pointer(lists.blocks, "lists.blocks"));
+    }
     for (std::int32_t segment = 0; segment < batch.num_segments; ++segment) {
         const std::int32_t blocks =
             num_blocks(batch.segment_end(segment) - batch.segment_begin(segment), bounds.block_rows);
-        for (std::int32_t head = 0; head < lists.num_heads; ++head) {
-            const std::int64_t* offset = lists.offsets + std::int64_t{segment} * lists.num_heads + head;
-            const std::int64_t begin = offset[0];
-            const std::int64_t end = offset[1];
-            UNIPREFILL_TRY(require(begin <= end && end <= lists.capacity, invalid, "lists.offsets",
-                                   "offsets that don't fall and end within lists.capacity", end)
-                               .at_request(segment));
-            if (begin < end) {
-                UNIPREFILL_TRY(require_pointer(lists.blocks, "lists.blocks"));
-            }
-            std::int32_t least = 0;
-            for (std::int64_t i = begin; i < end; ++i) {
-                const std::int32_t block = lists.blocks[i];
-                UNIPREFILL_TRY(require(block >= least && block < blocks, invalid, "lists.blocks",
-                                       "blocks of their segment that ascend", block)
-                                   .at_request(segment));
-                least = block + 1;
-            }
+        std::int64_t first = segment;
+        std::int64_t count = 1;
+        if (lists.query_rows > 0) {
+            const std::int32_t begin = kept.segment_begin(batch, segment);
+            first = block_lists::query_block_place(segment, begin, lists.query_rows);
+            count = num_blocks(kept.segment_end(batch, segment) - begin, lists.query_rows);
         }
+        UNIPREFILL_TRY(
+            check_list_entries(lists, first * lists.num_heads, (first + count) * lists.num_heads, blocks)
+                .at_request(segment));
     }
     return success();
 }
@@ -222,9 +116,11 @@ check_window_shape(const attention_options& options) noexcept {
 /// Packed rows of a unit, and items of a step, are counted in 32 bits.
 [[nodiscard]] inline UNIPREFILL_HOST_API status check_item_count(std::int32_t rows, std::int32_t unit_heads,
                                                                  std::int32_t units, std::int32_t segments,
-                                                                 std::int32_t tile_rows) noexcept {
+                                                                 std::int32_t tile_rows,
+                                                                 const block_lists& lists) noexcept {
     const std::int64_t packed = std::int64_t{rows} * unit_heads;
-    const std::int64_t tiles = packed / tile_rows + segments;
+    const bool by_query_block = lists.offsets != nullptr && lists.query_rows > 0;
+    const std::int64_t tiles = packed / tile_rows + (by_query_block ? rows / lists.query_rows : 0) + segments;
     return require(packed < INT32_MAX - tile_rows && tiles < INT32_MAX / units, status_code::out_of_range,
                    "kept.kept_bound", "fewer than 2^31 rows times heads of a list, and tiles of them", rows);
 }

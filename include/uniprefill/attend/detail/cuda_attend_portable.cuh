@@ -88,9 +88,9 @@ class UNIPREFILL_HIDDEN attend_portable_worker {
             const attend_item item = find_item(task_.step, task_.plan, index);
             const item_reach bounds = note_reach(item);
             const block_lists& lists = task_.step.lists;
-            attend(walk_type(item, bounds, lists.offsets != nullptr,
+            attend(walk_type(item, bounds, item.has_list,
                              warp_list(lists.blocks + item.list_begin, item.list_entries),
-                             task_.mean_keys.data != nullptr));
+                             item.has_list && task_.mean_keys.data != nullptr));
         }
     }
 

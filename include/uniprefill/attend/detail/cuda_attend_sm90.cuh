@@ -263,9 +263,8 @@ class UNIPREFILL_HIDDEN attend_sm90_bringer {
     __device__ void bring(const attend_item& item, const item_reach& bounds) {
         const block_lists& lists = all_.task.step.lists;
         key_walk<shape::tile_keys, G, warp_list, Means> walk(
-            item, bounds, lists.offsets != nullptr,
-            warp_list(lists.blocks + item.list_begin, item.list_entries),
-            all_.task.mean_keys.data != nullptr);
+            item, bounds, item.has_list, warp_list(lists.blocks + item.list_begin, item.list_entries),
+            item.has_list && all_.task.mean_keys.data != nullptr);
         const std::int32_t kv_head = item.unit / all_.task.step.kv_units;
         std::uint64_t* const full = IsKeys ? shared_.keys_full : shared_.values_full;
         std::uint64_t* const empty = IsKeys ? shared_.keys_empty : shared_.values_empty;

@@ -87,7 +87,7 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run_with(
     UNIPREFILL_TRY(detail::require_no_key_scales(options.params));
     UNIPREFILL_TRY(detail::check_window_shape(options));
     if (lists.offsets != nullptr) {
-        UNIPREFILL_TRY(detail::check_list_shape(lists, batch, bounds_, memory_space::device));
+        UNIPREFILL_TRY(detail::check_list_shape(lists, batch, kept, bounds_, memory_space::device));
         UNIPREFILL_TRY(detail::require_pointer(lists.blocks, "lists.blocks"));
     }
     UNIPREFILL_TRY(
@@ -108,14 +108,13 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run_with(
     workspace carved(memory.data(), memory.bytes());
     const std::int32_t units = lists.offsets != nullptr ? lists.num_heads : bounds_.num_kv_heads;
     UNIPREFILL_TRY(detail::check_item_count(kept.kept_bound, bounds_.num_heads / units, units,
-                                            batch.num_segments, bodies::tile_rows(device_)));
+                                            batch.num_segments, bodies::tile_rows(device_), lists));
     detail::attend_task<T, Cache> task;
     task.step.batch = batch;
     if (!kept.identity) {
         task.step.kept_to_old = kept.kept_to_old;
         task.step.cu_kept = kept.cu_segments;
     }
-    task.step.lists = lists;
     task.step.units = units;
     task.step.unit_heads = bounds_.num_heads / units;
     task.step.kv_units = units / bounds_.num_kv_heads;
@@ -124,6 +123,7 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run_with(
     task.step.cached_positions_stride = options.cached_positions_stride;
     task.step.kept_bound = kept.kept_bound;
     task.step.tile_rows = bodies::tile_rows(device_);
+    task.step.cut_by(lists);
     task.step.key_bytes = 2 * D * static_cast<std::int32_t>(sizeof(T));
     task.plan = detail::attend_plan::carve(carved, bounds_.max_segments);
     task.scores = detail::attend_scores::of<D>(options.params);

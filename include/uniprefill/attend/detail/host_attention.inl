@@ -58,7 +58,7 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::host>::run(
     }
     UNIPREFILL_TRY(detail::check_attention_params(options.params, bounds_.num_heads));
     UNIPREFILL_TRY(detail::check_window(options, batch));
-    UNIPREFILL_TRY(detail::check_lists(lists, batch, bounds_));
+    UNIPREFILL_TRY(detail::check_lists(lists, batch, kept, bounds_));
     const bool has_means = lists.offsets != nullptr && means.keys.data != nullptr;
     if (has_means) {
         UNIPREFILL_TRY(detail::check_means(means, batch, bounds_));

@@ -58,6 +58,23 @@ namespace detail {
     return first_row_at(positions, from < to ? from : to, to, position);
 }
 
+/// The first of a request's keys at @p position or later, among those before the own one of packed row
+/// @p row: cached ones are counted first, then the request's rows.
+/// @param cached_positions of the request; null: cached token i is at position i
+[[nodiscard]] inline UNIPREFILL_API std::int32_t
+first_key_at(const std::int32_t* cached_positions, std::int32_t cached, const std::int32_t* positions,
+             std::int32_t request_begin, std::int32_t row, std::int32_t position) noexcept {
+    if (position <= 0) {
+        return 0;
+    }
+    const std::int32_t first = cached_positions != nullptr
+                                   ? bracketed_row_at(cached_positions, 0, cached, position)
+                                   : (position < cached ? position : cached);
+    return first < cached
+               ? first
+               : cached + bracketed_row_at(positions, request_begin, row, position) - request_begin;
+}
+
 } // namespace detail
 
 UNIPREFILL_END_NAMESPACE

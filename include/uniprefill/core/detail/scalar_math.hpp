@@ -57,6 +57,16 @@ inline constexpr float no_visible_keys = -3.402823466e+38f;
     return a > b ? a : b;
 #endif
 }
+/// x without its sign.
+[[nodiscard]] inline UNIPREFILL_API float size_of(float x) noexcept {
+#if defined(__CUDA_ARCH__)
+    float size;
+    asm("abs.ftz.f32 %0, %1;" : "=f"(size) : "f"(x));
+    return size;
+#else
+    return std::fabs(x);
+#endif
+}
 /// 2^x, relative error at most 2^-22; 0 below 2^-126.
 [[nodiscard]] inline UNIPREFILL_API float exp2_of(float x) noexcept {
 #if defined(__CUDA_ARCH__)

@@ -5,9 +5,9 @@
 /// One run of the host estimator: which thread does what, in which order.
 #pragma once
 
+#include <uniprefill/core/detail/host_kernels.hpp>
 #include <uniprefill/core/mass.hpp>
 #include <uniprefill/core/rows.hpp>
-#include <uniprefill/importance/detail/host_kernels.hpp>
 #include <uniprefill/importance/detail/host_plan.hpp>
 
 #include <cstdint>

@@ -82,6 +82,10 @@ namespace detail {
         return failure(status_code::invalid_argument, "out.num_heads",
                        "limits.num_heads or limits.num_kv_heads", out.num_heads);
     }
+    if (out.query_rows != 0) {
+        return failure(status_code::invalid_argument, "out.query_rows", "0, lists of segments",
+                       out.query_rows);
+    }
     if (out.max_segments < bounds.max_segments) {
         return failure(status_code::out_of_range, "out.max_segments",
                        "lists carved with limits as large as the lister's", out.max_segments);

@@ -6,8 +6,8 @@
 /// once the lengths of all lists are known, another writes their numbers.
 #pragma once
 
-#include <uniprefill/select/detail/cut_search.hpp>
 #include <uniprefill/select/detail/list_rules.hpp>
+#include <uniprefill/select/detail/list_search.hpp>
 #include <uniprefill/select/detail/listed_blocks.hpp>
 #include <uniprefill/select/detail/step_view.hpp>
 #include <uniprefill/select/detail/team_sort.hpp>
@@ -102,24 +102,11 @@ class list_decision {
             return;
         }
         candidates_ = static_cast<std::int32_t>(all.blocks);
-        goal_.mass_bits = static_cast<std::int32_t>(all.bits);
+        mass_bits_ = static_cast<std::int32_t>(all.bits);
         mark(find_last(all.mass));
     }
 
   private:
-    /// The last block that ranks among the listed ones: blocks of more mass are, and of as much those up to
-    /// its order.
-    struct last_block {
-        std::uint64_t mass = 0;
-        std::int32_t order = INT32_MAX;
-
-        [[nodiscard]] static UNIPREFILL_API constexpr last_block none() noexcept { return {tally::full, -1}; }
-        [[nodiscard]] UNIPREFILL_API bool reaches(std::uint64_t of_block,
-                                                  std::int32_t order_of_block) const noexcept {
-            return of_block > mass || (of_block == mass && order_of_block <= order);
-        }
-    };
-
     /// Of the segment's first block, among those of all segments.
     [[nodiscard]] UNIPREFILL_API std::int64_t offset() const noexcept {
         return step_.block.offset(segment_, rows_.begin);
@@ -175,67 +162,14 @@ class list_decision {
         return team_.combine(mine, false);
     }
 
-    [[nodiscard]] UNIPREFILL_API std::int32_t bounded(std::int32_t wanted) const noexcept {
-        return bounded_blocks(rule_, wanted, candidates_, step_.block.rows);
-    }
-    /// Aims at so many blocks. @return whether these are some, but not all
-    UNIPREFILL_API bool aim_at(std::int32_t blocks) noexcept {
-        goal_.weight = cut_weight::blocks;
-        goal_.whole = static_cast<std::uint64_t>(candidates_);
-        goal_.target = static_cast<std::uint64_t>(blocks);
-        return blocks > 0 && blocks < candidates_;
-    }
-
-    /// Asks the rule. @return whether goal_ is the cut that it wants, still without its bounds; else @p
-    /// wanted blocks are, within them
-    UNIPREFILL_API bool choose(std::uint64_t total, std::int32_t& wanted) noexcept {
-        if (rule_.kind == rule_kind::max_fraction) {
-            seeks_heaviest_ = true;
-            static_cast<void>(aim_at(1));
-            return true;
-        }
-        if (rule_.kind == rule_kind::top_p && rule_.p.value != unit_fraction::one) {
-            goal_.weight = cut_weight::mass;
-            goal_.whole = total;
-            goal_.target = mass_target(total, rule_.p, rule_.crossing == crossing::published);
-            return true;
-        }
-        wanted =
-            bounded(rule_.kind == rule_kind::fixed_ratio ? ceil_fraction(rule_.p, candidates_) : candidates_);
-        return false;
-    }
-
-    /// The only call of the search, so that its instructions are fetched once.
     UNIPREFILL_ANY_TEAM
     [[nodiscard]] UNIPREFILL_API last_block find_last(std::uint64_t total) noexcept {
         if constexpr (!std::is_same_v<Rule, selection_rule>) {
             return ask(total);
         } else {
-            std::int32_t wanted = 0;
-            bool rule_decides = choose(total, wanted);
-            UNIPREFILL_ONE_COPY
-            for (;;) {
-                if (!rule_decides && !aim_at(wanted)) {
-                    return wanted > 0 ? last_block{} : last_block::none();
-                }
-                const cut_result cut = find_cut(team_, blocks_, held_, goal_);
-                if (seeks_heaviest_) {
-                    seeks_heaviest_ = false;
-                    goal_.weight = cut_weight::none;
-                    goal_.target = mass_target(cut.at.mass, rule_.p, false);
-                    continue;
-                }
-                if (rule_decides) {
-                    const std::int32_t found = cut.rows_before + (cut.at.order >= 0 ? 1 : 0);
-                    wanted = bounded(found);
-                    if (wanted != found) {
-                        rule_decides = false;
-                        continue;
-                    }
-                }
-                return cut.at.order >= 0 ? last_block{cut.at.mass, cut.at.order}
-                                         : last_block{goal_.target, INT32_MAX};
-            }
+            return list_search<Team, listed_blocks, held_list<Team>>(
+                       team_, blocks_, held_, rule_, step_.block.rows, candidates_, mass_bits_)
+                .find(total);
         }
     }
     /// A rule of one's own gets its blocks sorted.
@@ -245,7 +179,8 @@ class list_decision {
             sort_blocks(team_, blocks_, buffers_.from(head_ * step_.max_blocks + offset()), candidates_,
                         static_cast<std::int64_t>(total));
         const std::int32_t wanted =
-            bounded(rule_.exact_rows() > 0 ? candidates_ : rule_.keep_count(sorted.ranked));
+            bounded_blocks(rule_, rule_.exact_rows() > 0 ? candidates_ : rule_.keep_count(sorted.ranked),
+                           candidates_, step_.block.rows);
         if (wanted == 0) {
             return last_block::none();
         }
@@ -286,8 +221,7 @@ class list_decision {
     listed_blocks blocks_{};
     held_list<Team> held_;
     std::int32_t candidates_ = 0;
-    cut_goal goal_{};
-    bool seeks_heaviest_ = false; ///< the goal is the heaviest block, a share of which is wanted
+    std::int32_t mass_bits_ = 0; ///< masses are below 2^mass_bits_
 };
 
 /// Where lists go.

@@ -2,8 +2,8 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 
 /// @file
-/// The arithmetic of the host estimator. Query rows are lanes of vectors, keys are a loop: nothing is ever
-/// summed across lanes, so a row's numbers don't depend on which lane it has or who its neighbours are.
+/// The arithmetic by which the host scores query rows. They are lanes of vectors, keys are a loop: nothing is
+/// ever summed across lanes, so a row's numbers don't depend on which lane it has or who its neighbours are.
 #pragma once
 
 #include <uniprefill/core/detail/vector_math.hpp>
@@ -73,6 +73,28 @@ struct UNIPREFILL_HIDDEN host_kernels : vector_math<Build> {
         }
     }
 
+    /// Takes away the keys before unseen[lane].
+    static void mask_first(float* scores, std::int32_t num_keys, const std::int32_t* unseen) noexcept {
+        for (std::int32_t key = 0; key < num_keys; ++key) {
+            for (std::int32_t v = 0; v < panel; v += width) {
+                float* score = scores + key * panel + v;
+                const ints hides = math::load(unseen + v) > splat(key);
+                math::store(score, math::select(hides, splat(no_keys), math::load(score)));
+            }
+        }
+    }
+
+    /// The largest magnitude among a row's scores so far, as bits.
+    static void note_worst(const float* scores, std::int32_t num_keys, std::int32_t* worst) noexcept {
+        for (std::int32_t v = 0; v < panel; v += width) {
+            ints largest = math::load(worst + v);
+            for (std::int32_t key = 0; key < num_keys; ++key) {
+                largest = math::larger_magnitude(largest, math::load(scores + key * panel + v));
+            }
+            math::store(worst + v, largest);
+        }
+    }
+
     /// log2 of the sum of 2^score over the keys of one part, relative to the largest score of that part.
     /// @param forced [num_keys] the part of each key
     static void log_sum(const float* scores, std::int32_t num_keys, const bool* forced, bool part,
@@ -130,6 +152,13 @@ struct UNIPREFILL_HIDDEN host_kernels : vector_math<Build> {
         math::store(inverse_sum, splat(1.0f) / total);
     }
 
+    /// One block's share of each row's softmax, times @p one, of one vector of rows.
+    static void store_shares(const float* partials, const float* reference, const float* inverse_sum,
+                             float one, float* shares) noexcept {
+        math::store(shares, math::exp2_of_negative(math::load(partials) - math::load(reference)) *
+                                math::load(inverse_sum) * splat(one));
+    }
+
     /// The fixed-point masses of one block by head: sums of its share of each row's softmax.
     /// @param add called with (head of the group, mass), once for each head
     template <class Add>
@@ -139,11 +168,8 @@ struct UNIPREFILL_HIDDEN host_kernels : vector_math<Build> {
         std::int32_t head_end = rows_per_head;
         std::int64_t mass = 0;
         for (std::int32_t begin = 0; begin < query_rows; begin += width) {
-            const floats share =
-                math::exp2_of_negative(math::load(partials + begin) - math::load(reference + begin)) *
-                math::load(inverse_sum + begin) * splat(one);
             float shares[width];
-            math::store(shares, share);
+            store_shares(partials + begin, reference + begin, inverse_sum + begin, one, shares);
             const std::int32_t end = begin + width < query_rows ? begin + width : query_rows;
             for (std::int32_t row = begin; row < end;) {
                 const std::int32_t stop = head_end < end ? head_end : end;
