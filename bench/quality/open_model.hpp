@@ -32,7 +32,7 @@ inline std::unique_ptr<engine::prompt_model> open_model(const std::string& path,
 /// Whether the CUDA engine does what a policy says: its kernels are compiled for one G and one n.
 inline bool runs_on_cuda(const engine::policy& policy) {
     return policy.block_rows == 64 && policy.num_observations == 128 &&
-           policy.propagation == uniprefill::propagation::cumulative;
+           policy.propagation == uniprefill::propagation::cumulative && !policy.list_sampling;
 }
 
 } // namespace quality_bench
