@@ -219,9 +219,11 @@ TEMPLATE_TEST_CASE("device lists by query block: against the definition and the 
         const own_lists host = list_there(what, how);
         std::int64_t blocks = 0;
         std::int64_t differ = 0;
-        for (std::size_t list = 0; list + 1 < came.offsets.size(); ++list) {
-            const auto a = came.of(static_cast<std::int64_t>(list));
-            const auto b = host.of(static_cast<std::int64_t>(list));
+        const std::int64_t lists = (what.num_queries() / how.sampling.query_rows + what.keys.num_segments()) *
+                                   std::int64_t{how.heads};
+        for (std::int64_t list = 0; list < lists; ++list) {
+            const auto a = came.of(list);
+            const auto b = host.of(list);
             std::vector<std::int32_t> apart;
             std::set_symmetric_difference(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(apart));
             blocks += static_cast<std::int64_t>(b.size());
