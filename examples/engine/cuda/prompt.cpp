@@ -8,6 +8,7 @@
 
 #include <fstream>
 #include <numeric>
+#include <sstream>
 #include <utility>
 
 namespace engine {
@@ -99,15 +100,20 @@ class cuda_reader final : public prompt_reader {
     double length_ = 0; ///< positions so far
 };
 
-/// The kernel module's line about itself; empty where there is none to read.
+/// The kernel module's version, the one word of its line about itself that is digits and dots; empty where
+/// there is none to read.
 std::string kernel_driver() {
     std::ifstream file("/proc/driver/nvidia/version");
     std::string line;
     std::getline(file, line);
-    const std::size_t module = line.find("Module");
-    if (module == std::string::npos) return {};
-    const std::size_t begin = line.find_first_of("0123456789", module);
-    return begin == std::string::npos ? std::string{} : line.substr(begin, line.find(' ', begin) - begin);
+    std::istringstream words(line);
+    for (std::string word; words >> word;) {
+        if (word.find('.') != std::string::npos &&
+            word.find_first_not_of("0123456789.") == std::string::npos) {
+            return word;
+        }
+    }
+    return {};
 }
 
 std::string version_text(int number) {
