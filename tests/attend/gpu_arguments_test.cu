@@ -79,6 +79,10 @@ TEST_CASE("device attention names the argument that is wrong", "[gpu]") {
     device_call good;
     REQUIRE(attention_type(good.bounds, good.device).prepare<bf16, cache_of<small_blocks>>().ok());
     REQUIRE(good.run().ok());
+    device_call without_room; // no list names a block, so there is no array of them
+    without_room.lists.capacity = 0;
+    without_room.lists.blocks = nullptr;
+    REQUIRE(without_room.run().ok());
     using call = device_call;
     refuse("limits.head_dim", invalid, [](call& c) { c.bounds.head_dim = 80; });
     refuse("limits.block_rows (G)", invalid, [](call& c) { c.bounds.block_rows = 32; });

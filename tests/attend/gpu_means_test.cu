@@ -30,8 +30,9 @@ std::vector<request> mean_requests() {
 }
 
 /// Attends with means on the device, and copies of its own of all arrays.
+/// @param average false: they stay NaN
 template <class Case>
-output_of<Case> attend_with_means(scene_of<Case>& what, const up::cuda_device& device) {
+output_of<Case> attend_with_means(scene_of<Case>& what, const up::cuda_device& device, bool average = true) {
     using T = typename Case::element;
     device_scene<T> on_device(what);
     const caches<T> k(what.keys);
@@ -39,17 +40,27 @@ output_of<Case> attend_with_means(scene_of<Case>& what, const up::cuda_device& d
     const device_caches<T> device_k(k);
     const device_caches<T> device_v(v);
     return attend_on_device<typename Case::policy, true>(what, on_device, device_k.contiguous(),
-                                                         device_v.contiguous(), device);
+                                                         device_v.contiguous(), device, average);
 }
 
 template <class Case>
-scene_of<Case> make(const std::vector<request>& requests, bool by_kv_head, bool drop, std::int32_t window) {
+scene_of<Case> make(const std::vector<request>& requests, bool by_kv_head, bool drop, std::int32_t window,
+                    bool by_query_block = false) {
     const model shape = shape_of<Case>();
     scene_of<Case> what(shape, requests);
     what.set_window(window);
     what.list_blocks(by_kv_head ? shape.kv_heads : shape.heads, by_kv_head ? 0 : 40, some_blocks);
     if (drop) {
         what.keep_rows(some_rows);
+    }
+    if (by_query_block) { // of the rows that are kept
+        what.list_own_blocks(what.lists.heads, what.lists.window, 48,
+                             [](std::uint64_t seed, std::int32_t segment, std::int32_t head,
+                                std::int32_t query_block, int block) {
+                                 return block < 0
+                                            ? query_block % 3 != 1
+                                            : some_blocks(seed, segment, head + query_block * 10, block);
+                             });
     }
     what.use_means();
     return what;
@@ -92,12 +103,13 @@ TEMPLATE_TEST_CASE("device attention with means agrees with the oracle", "[gpu]"
     if (!uniprefill_test::has_device()) {
         return;
     }
-    for (const std::uint32_t number : uniprefill_test::spread_cases(3, 3)) {
+    for (const std::uint32_t number : uniprefill_test::spread_cases(5, 3)) { // from 3 on lists by query block
+        const std::uint32_t kind = number < 3 ? number : number - 2;
         auto what =
-            make<TestType>(mean_requests<TestType>(), number == 1, number == 2, number == 2 ? 350 : 0);
-        if (number == 1) {
+            make<TestType>(mean_requests<TestType>(), kind == 1, kind == 2, kind == 2 ? 350 : 0, number >= 3);
+        if (kind == 1) {
             what.options.params.softcap = 6.0f;
-        } else if (number == 2) {
+        } else if (kind == 2) {
             what.sinks = {0.5f, -3.0f, 4.0f, 0.0f, 2.0f, 1.0f, -1.0f, 7.0f};
             what.options.params.sink_logits = what.sinks.data();
             what.options.params.scale = 0.15f;
@@ -139,6 +151,15 @@ TEMPLATE_TEST_CASE("device attention with means: full lists, or none, give the b
                 CAPTURE(heads, window);
                 what.list_blocks(heads, window, every_block);
                 REQUIRE(same_bits(attend_with_means<TestType>(what, device), dense));
+            }
+        }
+        // Lists of query blocks that all read everything, by their mark or by name, and means that nobody may
+        // look at.
+        for (const std::int32_t heads : {shape.heads, shape.kv_heads}) {
+            for (const bool by_name : {false, true}) {
+                CAPTURE(heads, by_name);
+                what.list_own_blocks(heads, 40, 48, [&](auto, auto, auto, auto, int) { return by_name; });
+                REQUIRE(same_bits(attend_with_means<TestType>(what, device, false), dense));
             }
         }
         // Lists that skip blocks, without means.

@@ -208,9 +208,10 @@ class device_means {
 };
 
 /// Attends on the device, between guard bytes; with means of its own where the scene uses means.
+/// @param average false: means stay NaN
 template <class Policy, bool Means = false, class T, class Cache>
 output<T> attend_on_device(scene<T>& what, device_scene<T>& on_device, const Cache& cached_keys,
-                           const Cache& cached_values, const up::cuda_device& device) {
+                           const Cache& cached_values, const up::cuda_device& device, bool average = true) {
     const up::prefill_attention<Policy, up::backend::cuda> attention(what.keys.tight_limits(), device);
     const up::status ready = attention.template prepare<T, Cache, Means>();
     INFO(message(ready));
@@ -226,7 +227,7 @@ output<T> attend_on_device(scene<T>& what, device_scene<T>& on_device, const Cac
     up::status done;
     if constexpr (Means) {
         const device_means<T> means(what.keys.tight_limits());
-        if (what.means) {
+        if (what.means && average) {
             const up::status averaged = means.average(on_device, device, nullptr);
             INFO(message(averaged));
             REQUIRE(averaged.ok());

@@ -37,17 +37,31 @@ bool some_rows(std::uint64_t seed, std::int32_t row) {
     return coin(seed, 2, 0, static_cast<std::uint64_t>(row), 60);
 }
 
-enum class kind { dense, by_query_head, by_kv_head, with_means };
+/// A list for each query block; where @p of_all_rows, the same for all of a segment.
+template <bool of_all_rows>
+bool some_own_blocks(std::uint64_t seed, std::int32_t segment, std::int32_t head, std::int32_t query_block,
+                     int block) {
+    const auto list = static_cast<std::uint64_t>(segment * 100 + head);
+    const auto rows = static_cast<std::uint64_t>(of_all_rows ? 0 : query_block);
+    return block < 0 ? !coin(seed, 5 + rows, list, 0, 20)
+                     : coin(seed, 100 + rows, list, static_cast<std::uint64_t>(block), 40);
+}
+
+enum class kind { dense, by_query_head, by_kv_head, by_query_block, with_means };
+constexpr std::int32_t query_rows = 24; ///< of a list, where each query block has its own
 
 template <class T>
 scene<T> make(const std::vector<request>& requests, kind lists, bool drop) {
     scene<T> what(shape, requests);
     what.set_window(drop ? 200 : 0);
-    if (lists != kind::dense) {
+    if (lists != kind::dense && lists != kind::by_query_block) {
         what.list_blocks(lists == kind::by_kv_head ? shape.kv_heads : shape.heads, 20, some_blocks);
     }
     if (drop) {
         what.keep_rows(some_rows);
+    }
+    if (lists == kind::by_query_block) { // of the rows that are kept
+        what.list_own_blocks(shape.heads, 20, query_rows, some_own_blocks<false>);
     }
     if (lists == kind::with_means) {
         what.use_means();
@@ -73,7 +87,8 @@ std::vector<std::vector<std::uint32_t>> of_request(const scene<T>& what, const o
 
 TEMPLATE_TEST_CASE("attention: any packing gives the same bits", "[attend]", float, up::bfloat16) {
     const std::vector<request> requests = some_requests();
-    for (const kind lists : {kind::dense, kind::by_query_head, kind::by_kv_head, kind::with_means}) {
+    for (const kind lists :
+         {kind::dense, kind::by_query_head, kind::by_kv_head, kind::by_query_block, kind::with_means}) {
         for (const bool drop : {false, true}) {
             std::vector<std::vector<std::vector<std::uint32_t>>> alone;
             for (const request& one : requests) {
@@ -104,7 +119,7 @@ TEST_CASE("attention: any number of threads gives the same bits", "[attend]") {
     std::vector<request> requests = some_requests();
     requests[0].segments = {1500};
     const int before = omp_get_max_threads();
-    for (const kind lists : {kind::dense, kind::by_query_head, kind::with_means}) {
+    for (const kind lists : {kind::dense, kind::by_query_head, kind::by_query_block, kind::with_means}) {
         auto what = make<float>(requests, lists, false);
         omp_set_num_threads(1);
         const output<float> expected = attend(what);
@@ -123,10 +138,15 @@ TEST_CASE("attention: any number of threads gives the same bits", "[attend]") {
 
 TEMPLATE_TEST_CASE("attention: kept rows have the bits that they have among all rows", "[attend]", float,
                    up::half) {
-    for (const kind lists : {kind::dense, kind::by_query_head, kind::by_kv_head, kind::with_means}) {
+    for (const kind lists :
+         {kind::dense, kind::by_query_head, kind::by_kv_head, kind::by_query_block, kind::with_means}) {
         auto after = make<TestType>(some_requests(), lists, false);
         after.set_window(200);
         auto before = make<TestType>(some_requests(), lists, true);
+        if (lists == kind::by_query_block) { // which have other rows here and there
+            after.list_own_blocks(shape.heads, 20, query_rows, some_own_blocks<true>);
+            before.list_own_blocks(shape.heads, 20, query_rows, some_own_blocks<true>);
+        }
         const output<TestType> all = attend(after);
         const output<TestType> kept = attend(before);
         REQUIRE(before.num_queries() > 0);
@@ -214,18 +234,20 @@ TEMPLATE_TEST_CASE("attention: cached context, chunks and context in the step gi
 }
 
 TEST_CASE("attention: other query rows don't matter", "[attend]") {
-    auto what = make<float>(some_requests(), kind::by_query_head, false);
-    const output<float> expected = attend(what);
-    const std::int64_t wide = std::int64_t{shape.heads} * shape.head_dim;
-    for (std::int32_t row = 0; row < what.keys.num_rows(); ++row) {
-        if (row % 3 != 0) {
-            std::fill_n(what.keys.queries.begin() + row * wide, wide,
-                        row % 3 == 1 ? 1e4f : std::numeric_limits<float>::quiet_NaN());
+    for (const kind lists : {kind::by_query_head, kind::by_query_block}) {
+        auto what = make<float>(some_requests(), lists, false);
+        const output<float> expected = attend(what);
+        const std::int64_t wide = std::int64_t{shape.heads} * shape.head_dim;
+        for (std::int32_t row = 0; row < what.keys.num_rows(); ++row) {
+            if (row % 3 != 0) {
+                std::fill_n(what.keys.queries.begin() + row * wide, wide,
+                            row % 3 == 1 ? 1e4f : std::numeric_limits<float>::quiet_NaN());
+            }
         }
-    }
-    const output<float> got = attend(what);
-    for (std::int32_t row = 0; row < what.keys.num_rows(); row += 3) {
-        REQUIRE(got.bits(row) == expected.bits(row));
+        const output<float> got = attend(what);
+        for (std::int32_t row = 0; row < what.keys.num_rows(); row += 3) {
+            REQUIRE(got.bits(row) == expected.bits(row));
+        }
     }
 }
 

@@ -30,17 +30,27 @@ scene<T> any_scene(generator& random, std::uint64_t number) {
     if (random.chance(40)) {
         what.set_window(random.among({1, 17, 64, 150, 1000000000}));
     }
-    const std::int32_t heads = random.chance(60) ? shape.heads : shape.kv_heads;
-    const auto percent = static_cast<std::uint32_t>(random.among({0, 10, 40, 80}));
-    what.list_blocks(heads, random.among({0, 1, 20, 64}),
-                     [&](std::uint64_t seed, std::int32_t segment, std::int32_t head, int block) {
-                         const auto list = static_cast<std::uint64_t>(segment * 1000 + head);
-                         return coin(seed + number, 1, list, static_cast<std::uint64_t>(block), percent);
-                     });
     if (random.chance(50)) {
         what.keep_rows([&](std::uint64_t seed, std::int32_t row) {
             return coin(seed + number, 2, 0, static_cast<std::uint64_t>(row), 40);
         });
+    }
+    const std::int32_t heads = random.chance(60) ? shape.heads : shape.kv_heads;
+    const auto percent = static_cast<std::uint32_t>(random.among({0, 10, 40, 80}));
+    const std::int32_t window = random.among({0, 1, 20, 64});
+    const auto pick = [&](std::uint64_t seed, std::int32_t segment, std::int32_t head,
+                          std::int32_t query_block, int block) {
+        const auto list = static_cast<std::uint64_t>((query_block * 100 + segment) * 1000 + head);
+        return block < 0 ? !coin(seed + number, 5, list, 0, 20)
+                         : coin(seed + number, 1, list, static_cast<std::uint64_t>(block), percent);
+    };
+    if (random.chance(50)) {
+        what.list_own_blocks(heads, window, random.among({1, 7, 16, 40, 64, 100, 1000}), pick);
+    } else {
+        what.list_blocks(heads, window,
+                         [&](std::uint64_t seed, std::int32_t segment, std::int32_t head, int block) {
+                             return pick(seed, segment, head, 0, block);
+                         });
     }
     what.use_means();
     return what;
@@ -105,8 +115,9 @@ TEMPLATE_TEST_CASE("attention with means of random steps", "[attend]", float, up
         INFO("case " << number << ", seed " << uniprefill_test::seed() << ": " << shape.heads << '/'
                      << shape.kv_heads << " heads, d " << shape.head_dim << ", G " << shape.block_rows
                      << ", window " << what.options.window << ", lists " << what.lists.heads << " of "
-                     << what.lists.window << ", kept " << what.num_queries() << '/' << what.keys.num_rows()
-                     << ", softcap " << what.options.params.softcap);
+                     << what.lists.window << " by " << what.lists.query_rows << " rows, kept "
+                     << what.num_queries() << '/' << what.keys.num_rows() << ", softcap "
+                     << what.options.params.softcap);
         check(what, attend(what), 24);
     }
 }
@@ -135,6 +146,18 @@ TEST_CASE("attention with means: full lists give the bits of none", "[attend]") 
             // Nor are they looked at.
             listed.mean_keys.assign(listed.mean_keys.size(), std::numeric_limits<float>::quiet_NaN());
             REQUIRE(same_bits(attend(dense), attend(listed)));
+        }
+    }
+    // Nor are they where every list of a query block reads everything, or all of them do by name.
+    for (const std::int32_t heads : {shape.heads, shape.kv_heads}) {
+        for (const bool by_name : {false, true}) {
+            scene<float> everything(shape, requests);
+            everything.list_own_blocks(heads, 30, 48, [&](auto, auto, auto, auto, int) { return by_name; });
+            everything.use_means();
+            everything.mean_keys.assign(everything.mean_keys.size(), std::numeric_limits<float>::quiet_NaN());
+            everything.mean_values = everything.mean_keys;
+            CAPTURE(heads, by_name);
+            REQUIRE(same_bits(attend(dense), attend(everything)));
         }
     }
     // Without lists nothing is skipped.

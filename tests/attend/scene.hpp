@@ -168,7 +168,6 @@ struct scene {
         lists.blocks.reserve(1);
     }
 
-    /// @param pick told the row's index among those of its request
     /// Gives attention the means of its blocks. What nobody averages is NaN, and must not be read.
     void use_means() {
         means = true;
@@ -194,6 +193,7 @@ struct scene {
                 {mean_values.data(), row, shape.head_dim, blocks, shape.kv_heads, shape.head_dim}};
     }
 
+    /// @param pick told the row's index among those of its request
     void keep_rows(const pick_row& pick) {
         kept = {};
         kept.identity = false;

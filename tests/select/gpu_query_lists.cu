@@ -57,9 +57,12 @@ class device_lists {
         forget();
     }
     void forget() {
+        forget_lists();
+        report_.set({up::block_list_report{}});
+    }
+    void forget_lists() {
         offsets_.set(std::vector<std::int64_t>(offsets_.size(), INT64_MIN));
         blocks_.set(std::vector<std::int32_t>(blocks_.size(), -7));
-        report_.set({up::block_list_report{}});
     }
     [[nodiscard]] up::block_lists view() const {
         up::block_lists made = host_.out;
@@ -68,6 +71,15 @@ class device_lists {
         made.blocks = blocks_.data();
         made.report = report_.data();
         return made;
+    }
+    /// Nothing behind the arrays must have been written, whatever the lists say.
+    void check_guards() const {
+        const std::vector<std::int64_t> offsets = offsets_.get();
+        const std::vector<std::int32_t> blocks = blocks_.get();
+        REQUIRE(std::all_of(offsets.end() - guard, offsets.end(),
+                            [](std::int64_t offset) { return offset == INT64_MIN; }));
+        REQUIRE(
+            std::all_of(blocks.end() - guard, blocks.end(), [](std::int32_t block) { return block == -7; }));
     }
     /// What was written; nothing behind the last list's end must have been.
     [[nodiscard]] own_lists get(const up::block_lists& told) const {
@@ -79,8 +91,7 @@ class device_lists {
         made.report = report_.get()[0];
         made.out.window = told.window;
         made.out.num_segments = told.num_segments;
-        REQUIRE(std::all_of(offsets.end() - guard, offsets.end(),
-                            [](std::int64_t offset) { return offset == INT64_MIN; }));
+        check_guards();
         const std::int64_t used = std::min(made.report.wanted, made.out.capacity);
         REQUIRE(
             std::all_of(blocks.begin() + used, blocks.end(), [](std::int32_t block) { return block == -7; }));
@@ -119,6 +130,7 @@ class device_call {
     [[nodiscard]] device_scene<T>& on_device() { return on_device_; }
     void put(cudaStream_t stream) {
         told_ = lists_.view();
+        told_.report = wants_report_ ? told_.report : nullptr;
         const up::status done =
             lister_.run(on_device_.query_rows(),
                         up::key_source<T, cache_of<Case>>{on_device_.key_rows(), device_cached_.page_table()},
@@ -127,16 +139,26 @@ class device_call {
         INFO(message(done));
         REQUIRE(done.ok());
     }
-    [[nodiscard]] own_lists get() const {
-        own_lists made = lists_.get(told_);
+    /// Nothing behind the lists' arrays and the workspace must have been written.
+    void check_guards() const {
+        lists_.check_guards();
         std::vector<unsigned char> beyond(guard);
         uniprefill_test::check_cuda(cudaMemcpy(beyond.data(), memory_.data() + lister_.workspace_bytes(),
                                                guard, cudaMemcpyDeviceToHost),
                                     "copy from the device");
         REQUIRE(std::all_of(beyond.begin(), beyond.end(), [](unsigned char byte) { return byte == 0xa5; }));
+    }
+    [[nodiscard]] own_lists get() const {
+        own_lists made = lists_.get(told_);
+        check_guards();
         return made;
     }
     void forget() { lists_.forget(); }
+    /// From now on no report is wanted; what it holds by now stays.
+    void forget_lists_and_report_no_more() {
+        lists_.forget_lists();
+        wants_report_ = false;
+    }
 
   private:
     static constexpr std::size_t guard = 4096;
@@ -149,6 +171,7 @@ class device_call {
     device_lists lists_;
     device_array<unsigned char> memory_;
     up::block_lists told_;
+    bool wants_report_ = true;
 };
 
 template <class Case>
@@ -353,6 +376,7 @@ TEST_CASE("device lists by query block: what doesn't fit, and doubt, read everyt
         call.on_device().assign_rows(mapped.kept.kept_to_old, rows);
         call.put(nullptr);
         uniprefill_test::check_cuda(cudaDeviceSynchronize(), "nonsense in kept.cu_segments");
+        call.check_guards();
     }
 }
 
@@ -380,6 +404,13 @@ TEST_CASE("device lists by query block: replayed with other contents, without a 
     graph.replay();
     REQUIRE(call.get().offsets == first.offsets);
     REQUIRE(call.get().blocks == first.blocks);
+    device_call<small_blocks> silent(what, how, device);
+    silent.put(nullptr);
+    REQUIRE(silent.get().report.wanted == first.report.wanted);
+    silent.forget_lists_and_report_no_more();
+    silent.put(nullptr);
+    REQUIRE(silent.get().offsets == first.offsets);
+    REQUIRE(silent.get().blocks == first.blocks);
     auto other = make_scene<small_blocks>(2, short_ones, how);
     call.on_device().assign(other);
     call.forget();
@@ -419,6 +450,44 @@ TEMPLATE_TEST_CASE("device lists by query block: attention reads them", "[gpu]",
     }
 }
 
+TEST_CASE("device lists by query block: workspaces are as documented") { // needs no device
+    up::limits bounds;
+    bounds.max_rows = 5000;
+    bounds.max_cached_tokens = 700;
+    bounds.max_segments = 300;
+    bounds.num_heads = 12;
+    bounds.num_kv_heads = 2;
+    const up::query_sampling sampling{48, 5}; // 10 samples of 6 heads: groups of two query blocks
+    up::cuda_device device;
+    device.num_multiprocessors = 100;
+    const auto rounded = [](std::int64_t bytes) { return (bytes + 255) / 256 * 256; };
+    constexpr std::int64_t B = 5000 / 48 + 300;
+    const auto check_of = [&](auto of, std::int64_t N, std::int64_t slots) {
+        using of_case = decltype(of);
+        bounds.head_dim = of_case::D;
+        bounds.block_rows = of_case::G;
+        const auto bytes = [&](const up::cuda_device& on) {
+            return static_cast<std::int64_t>(lister_of<of_case>(bounds, sampling, on).workspace_bytes());
+        };
+        const auto documented = [&](std::int64_t ctas) {
+            return rounded(B * 12 * 4) + rounded(B * 12 * 4 * ((N + 31) / 32)) + rounded(301 * 4) +
+                   rounded(4) + rounded(ctas * 512 * slots) + rounded(ctas * 8 * N);
+        };
+        CAPTURE(N, slots);
+        REQUIRE(bytes(device) == documented(200));
+        up::cuda_device other = device;
+        other.max_ctas = 7;
+        REQUIRE(bytes(other) == documented(7));
+        other.max_ctas = 0;
+        other.num_multiprocessors = 1000;
+        REQUIRE(bytes(other) == documented(2 * (B / 2 + 300)));
+    };
+    check_of(small_blocks{}, 313, 79 * 4); // tiles of 64 keys, four blocks each
+    check_of(usual_blocks{}, 79, 79);
+    check_of(large_blocks{}, 20, 79); // blocks of four tiles
+    check_of(long_rows{}, 157, 157);  // tiles of 32
+}
+
 TEST_CASE("device lists by query block: wrong arguments are refused, and nothing is launched", "[gpu]") {
     if (!uniprefill_test::has_device()) {
         return;
@@ -431,6 +500,8 @@ TEST_CASE("device lists by query block: wrong arguments are refused, and nothing
     const caches<T> cached(what.keys);
     const device_caches<T> device_cached(cached);
     const device_lists lists(make_room(what, how));
+    const device_array<std::int32_t> row_map(1);
+    const device_array<float> key_scales(1);
     struct arguments {
         up::limits bounds;
         up::query_sampling sampling;
@@ -476,13 +547,29 @@ TEST_CASE("device lists by query block: wrong arguments are refused, and nothing
     refuse("keys.rows", up::status_code::misaligned, [](arguments& a) { ++a.keys.rows.row_stride; });
     refuse("keys.cached.table", invalid, [](arguments& a) { a.keys.cached.table = nullptr; });
     refuse("params.scale", invalid, [](arguments& a) { a.attention.params.scale = -1; });
-    refuse("options.window", invalid, [](arguments& a) { a.attention.window = -1; });
+    refuse("params.key_scales", unsupported,
+           [&](arguments& a) { a.attention.params.key_scales = key_scales.data(); });
+    refuse("attention.window", invalid, [](arguments& a) { a.attention.window = -1; });
+    refuse("attention.cached_positions_stride", invalid, [&](arguments& a) {
+        a.attention.cached_positions = a.batch.positions;
+        a.attention.cached_positions_stride = -1;
+    });
+    refuse("options.window", invalid, [](arguments& a) { a.options.window = -1; });
     refuse("options.sink", invalid, [](arguments& a) { a.options.sink = -1; });
     refuse("rule.p", invalid, [](arguments& a) { a.options.rule.p = {0}; });
+    refuse("kept.kept_bound", range, [&](arguments& a) {
+        a.kept.identity = false;
+        a.kept.cu_segments = a.kept.kept_to_old = row_map.data();
+        a.kept.kept_bound = a.bounds.max_rows + 1;
+    });
+    refuse("limits.max_rows", range, [](arguments& a) { a.bounds.max_rows = 64 << 21; });
     refuse("kept.space", unsupported, [](arguments& a) { a.kept.space = up::memory_space::host; });
     refuse("batch.space", unsupported, [](arguments& a) { a.batch.space = up::memory_space::host; });
     refuse("sampling.sample", invalid, [](arguments& a) { a.sampling = {1024, 4}; });
     refuse("out.query_rows", invalid, [](arguments& a) { a.sampling = {32, 8}; });
+    refuse("out.num_heads", invalid, [](arguments& a) { ++a.out.num_heads; });
+    refuse("out.capacity", invalid, [](arguments& a) { a.out.capacity = -1; });
+    refuse("out", invalid, [](arguments& a) { a.out.blocks = nullptr; });
     refuse("out.space", unsupported, [](arguments& a) { a.out.space = up::memory_space::host; });
     refuse("out.max_query_blocks", range, [](arguments& a) { --a.out.max_query_blocks; });
     refuse("device", unsupported, [](arguments& a) { a.device.compute_capability = 75; });

@@ -92,8 +92,9 @@ own_lists make_room(const scene<T>& what, const recipe& how) {
 }
 
 template <class T>
-own_lists list_there(scene<T>& what, const recipe& how) {
+own_lists list_there(scene<T>& what, const recipe& how, bool want_report = true) {
     own_lists made = make_room(what, how);
+    made.out.report = want_report ? made.out.report : nullptr;
     const up::batch_view batch = what.keys.batch();
     const dynamic_lister lister(what.keys.tight_limits(), how.sampling);
     const std::vector<T> queries = packed_queries(what);
@@ -143,7 +144,6 @@ std::vector<right_list> right_lists(const scene<T>& what, const recipe& how, std
     const int G = shape.block_rows;
     const bool scored = (request.tag == up::request_tag::prefill || request.tag == up::request_tag::chunk) &&
                         request.options.enabled != 0 && rows >= request.options.min_length;
-    const std::int32_t group = shape.heads / shape.kv_heads;
     const std::int32_t heads_of_list = shape.heads / how.heads;
     std::vector<right_list> made;
     for (std::int32_t j = 0; j * Q < queries; ++j) {
@@ -220,7 +220,6 @@ std::vector<right_list> right_lists(const scene<T>& what, const recipe& how, std
             made.push_back(one);
         }
     }
-    static_cast<void>(group);
     return made;
 }
 

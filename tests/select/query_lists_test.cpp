@@ -8,6 +8,10 @@
 
 #include <iostream>
 
+#if defined(_OPENMP)
+#    include <omp.h>
+#endif
+
 namespace up = uniprefill;
 using namespace query_list_test;
 
@@ -104,6 +108,97 @@ TEST_CASE("lists by query block: any packing gives the same lists", "[select]") 
             }
         }
     }
+}
+
+TEST_CASE("lists by query block: any number of threads gives the same lists", "[select]") {
+    // What a thread is worth waking for: 2^22 products.
+    REQUIRE(up::detail::useful_query_workers(0, 6, 24) == 1);
+    REQUIRE(up::detail::useful_query_workers(29000, 6, 24) == 1);
+    REQUIRE(up::detail::useful_query_workers(30000, 6, 24) == 2);
+    REQUIRE(up::detail::useful_query_workers(std::int64_t{1} << 40, 128, 256) == (std::int64_t{1} << 33) + 1);
+    REQUIRE(up::detail::useful_query_workers(std::int64_t{1500} * 1500 / 8, 6, 24) >= 7);
+#if defined(_OPENMP)
+    scene<float> what({6, 2, 24, 16, 8}, {{36, up::request_tag::prefill, 0, {1500}}});
+    const int before = omp_get_max_threads();
+    for (const std::int32_t heads : {2, 6}) {
+        const recipe how = usual(heads);
+        omp_set_num_threads(1);
+        const own_lists expected = list_there(what, how);
+        REQUIRE(expected.report.wanted > 0);
+        for (const int threads : {2, 7}) {
+            omp_set_num_threads(threads);
+            for (int repeat = 0; repeat < 2; ++repeat) {
+                const own_lists came = list_there(what, how);
+                CAPTURE(heads, threads);
+                REQUIRE(came.offsets == expected.offsets);
+                REQUIRE(came.blocks == expected.blocks);
+            }
+        }
+    }
+    omp_set_num_threads(before);
+#else
+    uniprefill_test::skip("built without OpenMP");
+#endif
+}
+
+TEST_CASE("lists by query block: a list doesn't hang on the query blocks beside it", "[select]") {
+    // Head 0 looks at a key's first element and head 1 at its second. The two are the same but for keys of
+    // block A, and those of block B, where they are swapped: which of the blocks weighs more follows from the
+    // last bits of the heads' denominators.
+    constexpr std::int32_t G = 8, A = 60, B = 140, window = 1000;
+    generator random(uniprefill_test::seed() + 70);
+    for (int number = 0; number < 24; ++number) {
+        CAPTURE(number, uniprefill_test::seed());
+        scene<float> what({2, 1, 2, G, 8}, {{1, up::request_tag::prefill, 0, {1400}}});
+        what.options.params.scale = 1;
+        what.set_window(window);
+        const auto number_below = [&](std::int32_t most) {
+            return static_cast<float>(random.below(most * 4096)) / 4096;
+        };
+        for (std::size_t row = 0; row < 1400; ++row) {
+            float first = number_below(2);
+            float second = first;
+            if (row / G == A) {
+                first = number_below(6);
+            } else if (row / G == B) {
+                first = what.keys.keys[2 * (row - (B - A) * G) + 1];
+                second = what.keys.keys[2 * (row - (B - A) * G)];
+            }
+            what.keys.keys[2 * row] = first;
+            what.keys.keys[2 * row + 1] = second;
+            for (const std::size_t i : {0u, 1u, 2u, 3u}) {
+                what.keys.queries[4 * row + i] = i == 0 || i == 3 ? 1.0f : 0.0f;
+            }
+        }
+        recipe how;
+        how.heads = 1;
+        how.sampling = {32, 32};
+        how.options.rule = up::selection_rule::fixed_budget(G);
+        how.options.rule.scope = up::mass_scope::all;
+        how.options.sink = 0;
+        how.options.window = 0;
+        std::vector<std::int32_t> first;
+        for (const std::int32_t begin : {0, 1100, 1200, 1270}) {
+            CAPTURE(begin);
+            what.keep_rows([&](auto, std::int32_t row) {
+                return (row >= begin && row < begin + 32) || (row >= 1350 && row < 1382);
+            });
+            const std::vector<std::int32_t> came = list_there(what, how).of(1);
+            REQUIRE((came == std::vector<std::int32_t>{A} || came == std::vector<std::int32_t>{B}));
+            REQUIRE((begin == 0 || came == first));
+            first = came;
+        }
+    }
+}
+
+TEST_CASE("lists by query block: a report is for who wants it", "[select]") {
+    scene<float> what({6, 2, 24, 16, 8}, some_requests());
+    const recipe how = usual(2);
+    const own_lists right = list_there(what, how);
+    const own_lists silent = list_there(what, how, false);
+    REQUIRE(silent.offsets == right.offsets);
+    REQUIRE(silent.blocks == right.blocks);
+    REQUIRE(silent.report.wanted == 0);
 }
 
 TEST_CASE("lists by query block: what doesn't fit reads everything", "[select]") {
@@ -227,9 +322,40 @@ TEST_CASE("lists by query block: other rules", "[select]") {
             REQUIRE(heavier < list.size());
         }
     }
+    // A ratio of the blocks, rounded up, and blocks that weigh a share of the heaviest.
+    how.options.rule = up::selection_rule::fixed_ratio(0.3);
+    how.options.rule.scope = up::mass_scope::all;
+    const own_lists ratio = list_there(what, how);
+    how.options.rule = up::selection_rule::max_fraction(0.7);
+    how.options.rule.scope = up::mass_scope::all;
+    const own_lists fraction = list_there(what, how);
+    std::size_t listed = 0;
+    std::size_t left_out = 0;
+    for (const right_list& right : right_lists(what, how, 0)) {
+        const std::vector<std::int32_t> heaviest = ratio.of(right.number);
+        REQUIRE(heaviest.size() == (right.masses.size() * 3 + 9) / 10);
+        const auto is_in = [](const std::vector<std::int32_t>& list, std::size_t block) {
+            return std::find(list.begin(), list.end(), static_cast<std::int32_t>(block)) != list.end();
+        };
+        double lightest = 1e9;
+        for (const std::int32_t block : heaviest) {
+            lightest = std::min(lightest, right.masses[static_cast<std::size_t>(block)]);
+        }
+        const double cut = 0.7 * *std::max_element(right.masses.begin(), right.masses.end());
+        for (std::size_t block = 0; block < right.masses.size(); ++block) {
+            CAPTURE(right.number, block, right.masses[block], lightest, cut);
+            REQUIRE((is_in(heaviest, block) || right.masses[block] <= lightest + 1e-4));
+            const bool is_listed = is_in(fraction.of(right.number), block);
+            REQUIRE((is_listed ? right.masses[block] >= cut - 1e-4 : right.masses[block] <= cut + 1e-4));
+            (is_listed ? listed : left_out) += 1;
+        }
+    }
+    CAPTURE(listed, left_out);
+    REQUIRE((listed > 20 && left_out > 20));
     // Equal masses: all keys alike. All samples see blocks 0 to 17 whole, of which the first or the last go.
     std::fill(what.keys.keys.begin(), what.keys.keys.end(), 0.0f);
-    how.options.rule.ties = up::tie_order::lower_block_first;
+    how.options.rule = up::selection_rule::fixed_budget(48);
+    how.options.rule.scope = up::mass_scope::all;
     REQUIRE(list_there(what, how).of(9) == std::vector<std::int32_t>{0, 1, 2});
     how.options.rule.ties = up::tie_order::higher_block_first;
     REQUIRE(list_there(what, how).of(9) == std::vector<std::int32_t>{15, 16, 17});
@@ -336,10 +462,16 @@ TEST_CASE("lists by query block: wrong arguments are refused by name", "[select]
     refuse("params.sink_logits", invalid, [](call& c) { c.sinks[3] = 1 / 0.0f; });
     refuse("params.key_scales", unsupported,
            [](call& c) { c.what.options.params.key_scales = c.sinks.data(); });
-    refuse("options.window", invalid, [](call& c) { c.what.options.window = -1; });
+    refuse("attention.window", invalid, [](call& c) { c.what.options.window = -1; });
+    refuse("attention.cached_positions", invalid,
+           [](call& c) { c.what.cached_positions[static_cast<std::size_t>(c.what.cached_stride) + 3] = -1; });
+    refuse("attention.cached_positions_stride", invalid,
+           [](call& c) { c.what.options.cached_positions_stride = -1; });
     refuse("options.window", invalid, [](call& c) { c.how.options.window = -1; });
     refuse("options.sink", invalid, [](call& c) { c.how.options.sink = -1; });
     refuse("rule.p", invalid, [](call& c) { c.how.options.rule.p = {0}; });
+    refuse("kept.kept_bound", range, [](call& c) { c.kept.kept_bound = c.bounds.max_rows + 1; });
+    refuse("kept.kept_bound", range, [](call& c) { c.kept.kept_bound = 1 << 30; });
     refuse("kept.cu_segments", invalid, [](call& c) { c.kept.cu_segments = nullptr; });
     refuse("batch.tags", invalid, [](call& c) { c.batch.tags = nullptr; });
     refuse("limits.head_dim", invalid, [](call& c) { c.bounds.head_dim = 257; });

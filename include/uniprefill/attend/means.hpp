@@ -11,7 +11,7 @@
 ///   score = score of (q, mean of the block's keys) + log G,   value = mean of the block's values
 /// @endcode
 /// which is what the block would give if its keys were all alike (second order in how they differ
-/// otherwise). Source: mean correction of FlashPrefill V2.
+/// otherwise). Source: mean correction of FlashPrefill V2, arXiv 2608.19758.
 #pragma once
 
 #include <uniprefill/core/backend.hpp>

@@ -2,7 +2,8 @@
 // SPDX-FileCopyrightText: The uniprefill authors
 
 /// @file
-/// Which blocks of keys each head reads: what select writes from masses by head, and attention reads.
+/// Which blocks of keys each head reads: what select writes, from masses by head or for each block of query
+/// rows, and attention reads.
 #pragma once
 
 #include <uniprefill/core/backend.hpp>
@@ -39,15 +40,18 @@ struct block_list_report {
 /// were made. Its lists are numbers [query_block_place(segment, first kept row, query_rows) + j][head];
 /// numbers that no query block has are empty lists. A list whose offset is negative (`~` of where it begins)
 /// names no block and reads everything: what the room of `blocks` doesn't hold, and what can't be trusted.
+/// Whether a list finds room hangs on the lists before it: where there isn't room for all, whether a query
+/// reads everything follows from what else is in the step.
 struct block_lists {
     memory_space space = memory_space::host;
     std::int32_t block_rows = 0; ///< G
     std::int32_t window = 0; ///< positions; 0: no window, the lists alone, which may leave a query nothing
     std::int32_t max_segments = 0; ///< that `offsets` has room for
     std::int32_t num_segments = 0;
-    std::int32_t num_heads = 0;      ///< lists of a segment: one for each query head, or for each KV head
-    std::int64_t* offsets = nullptr; // [max_lists + 1] in `blocks`, [segment or query block][head]
-    std::int32_t* blocks = nullptr;  // [capacity] ascending in each list
+    std::int32_t num_heads = 0; ///< lists of a segment: one for each query head, or for each KV head
+    std::int64_t* offsets =
+        nullptr;                    // [segments or query blocks][num_heads], and one more: places in `blocks`
+    std::int32_t* blocks = nullptr; // [capacity] ascending in each list
     std::int64_t capacity = 0;
     std::int32_t query_rows = 0;         ///< query rows of a list; 0: all of a segment
     std::int64_t max_query_blocks = 0;   ///< that `offsets` has room for, where query_rows is set
@@ -91,7 +95,8 @@ struct block_lists {
     }
     /// Carves the arrays of lists by query block.
     /// @param query_rows query rows of a list, >= 1. With heads of a list together best a multiple of the
-    ///                   rows that attention packs into a tile (128, or 192 where head_dim is 64).
+    ///                   rows that attention packs into a tile (on compute capability 9.0: 128, or 192 where
+    ///                   head_dim is 64).
     /// @param capacity   blocks that there is room for; most_blocks() is always enough. Lists are given room
     ///                   in the order of their numbers, and from the first on that has none, those that name
     ///                   a block read everything.

@@ -11,7 +11,9 @@
 /// * what comes after the page's last position, in the text or in decisions, doesn't matter.
 /// Block lists (block_lister) break the first and the last: which keys a row reads hangs on the end of its
 /// span. A cache of rows that were made with them takes a page over only with all text up to the end of the
-/// page's span: it keeps pages under sign_text() of that, too.
+/// page's span: it keeps pages under sign_text() of that, too. Lists by query block that find no room
+/// (block_list_report::unfitting) read everything because of what else was in the step: rows that were made
+/// in such a step follow from more than their text, and a cache takes none of their later layers' pages.
 ///
 /// A prefix cache keeps, for a text that ends where decisions are final (a span's edge, where no later token
 /// has a say in them), its signature by sign_text(), what drop_ledger::save_prefix() wrote, and the pages of

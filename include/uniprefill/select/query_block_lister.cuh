@@ -36,10 +36,22 @@ class query_block_lister<Policy, backend::cuda> {
     /// deterministic, thread-safe.
     [[nodiscard]] UNIPREFILL_HOST_API status check() const noexcept;
 
-    /// Bytes of device memory that run() needs, 0 where check() fails: beside the host backend's lengths and
-    /// bits of the lists, for each of the thread blocks that the device holds (two for a multiprocessor, no
-    /// more than there is work for) 512 for every min(G, 64) of max_rows (min(G, 32) where D is above 128)
-    /// and 8 for every G. Pure, needs no device.
+    /// Bytes of device memory that run() needs, 0 where check() fails. Pure, needs no device. With B query
+    /// blocks and N blocks of keys as the host backend counts them, and every line rounded up to 256 bytes:
+    /// @code
+    ///   B * num_heads * 4                        lengths of the lists
+    ///   B * num_heads * 4 * ceil(N / 32)         a bit for each of their blocks
+    ///   (max_segments + 1) * 4                   groups of query blocks of the segments before each
+    ///   4                                        the next group
+    ///   ctas * 512 * ceil(max_rows / T) * T / min(G, T)   weights of each group's rows
+    ///   ctas * 8 * N                             masses
+    /// where
+    ///   T     = 64, or 32 where D is above 128
+    ///   group = max(1, floor(128 / M)), M the sampled rows of a query block times the query heads of a KV
+    ///           head
+    ///   ctas  = min(two for each multiprocessor, cuda_device::max_ctas if that is set,
+    ///               num_kv_heads * (floor(B / group) + max_segments))
+    /// @endcode
     [[nodiscard]] UNIPREFILL_HOST_API std::size_t workspace_bytes() const noexcept;
 
     /// Allows the kernels of these types their shared memory on the calling thread's current device, once for
@@ -48,14 +60,15 @@ class query_block_lister<Policy, backend::cuda> {
     template <class T, class Cache = no_cache<T>>
     [[nodiscard]] UNIPREFILL_HOST_API status prepare() const noexcept;
 
-    /// What the host backend's run() does, with every array in device memory, `options` aside. Offsets and
-    /// row maps that make no sense are clamped to what there is, and lists of rows that they don't name read
-    /// everything. A cached length beyond the cache is read beyond the cache.
+    /// What the host backend's run() does, with every array in device memory, `options` aside. Single offsets
+    /// and entries of row maps that lie out of bounds are clamped to what there is, and lists of rows that
+    /// they don't name read everything; but segments, and their ranges of kept rows, must not overlap. A
+    /// cached length beyond the cache is read beyond the cache.
     ///
-    /// Four launches, no synchronisation, no allocation; capture-safe: replayed with other lengths, rows,
-    /// tags and keys. Rows and cache views must start at multiples of 16 bytes, and so must each of their
-    /// rows. Deterministic as the host is, for any grid. Masses differ from the host's by the rounding of
-    /// products on tensor cores and of exponentials: by about 1e-5 of themselves for scores of a magnitude
+    /// At most four launches, no synchronisation, no allocation; capture-safe: replayed with other lengths,
+    /// rows, tags and keys. Rows and cache views must start at multiples of 16 bytes, and so must each of
+    /// their rows. Deterministic as the host is, for any grid. Masses differ from the host's by the rounding
+    /// of products on tensor cores and of exponentials: by about 1e-5 of themselves for scores of a magnitude
     /// below 30; blocks that lie so near the cut may be on either side of it. With a soft-cap an infinite
     /// product is doubt, too.
     /// @return as the host backend, or backend_error; nothing has been launched then, unless it is

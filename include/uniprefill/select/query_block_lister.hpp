@@ -92,7 +92,7 @@ class query_block_lister<Policy, backend::host> {
     /// @param queries [kept.kept_bound, num_heads, head_dim], rotated, not scaled, as attention reads them
     /// @param keys    of every row of the batch, rotated, and of what the layer's cache holds before them
     /// @param attention what attention is given: scale, soft-cap, sink logits and the model's window count
-    /// @param kept    which rows have queries; query blocks count these
+    /// @param kept    which rows have queries, kept_bound at most max_rows; query blocks count these
     /// @param out     made by block_lists::carve with the same limits, this sampling's query_rows and any
     ///                capacity, a list for each query head or for each KV head
     /// @param memory  workspace_bytes() bytes, only used during the call

@@ -63,7 +63,7 @@ class UNIPREFILL_HIDDEN attention_plan {
             const std::int32_t request = batch_.request_of(segment);
             const std::int64_t keys = std::int64_t{batch_.cached_len(request)} + batch_.segment_end(segment) -
                                       batch_.cu_seqlens[request];
-            pairs += keys * (first_kept(segment + 1) - first_kept(segment));
+            pairs += keys * queries_of(segment);
         }
         return pairs * bounds_.num_heads * bounds_.head_dim * 2;
     }
@@ -104,7 +104,7 @@ class UNIPREFILL_HIDDEN attention_plan {
         }
         for (std::int32_t lane = 0; lane < unit.lanes; ++lane) {
             const std::int64_t at = first + lane;
-            unit.row[lane] = static_cast<std::int32_t>(first_kept(segment) + at / heads);
+            unit.row[lane] = static_cast<std::int32_t>(kept_.segment_begin(batch_, segment) + at / heads);
             unit.head[lane] = static_cast<std::int32_t>(
                 unit.kv_head * group_ + (heads > 1 ? at % heads : std::int64_t{list % group_}));
             if (lane > 0 && unit.row[lane] == unit.row[lane - 1]) {
@@ -120,19 +120,12 @@ class UNIPREFILL_HIDDEN attention_plan {
     }
 
   private:
-    /// The first query of a segment.
-    [[nodiscard]] std::int32_t first_kept(std::int32_t segment) const noexcept {
-        if (kept_.identity) {
-            return segment < batch_.num_segments ? batch_.segment_begin(segment) : batch_.num_rows;
-        }
-        return kept_.cu_segments[segment];
-    }
     [[nodiscard]] std::int64_t queries_of(std::int32_t segment) const noexcept {
-        return std::int64_t{first_kept(segment + 1)} - first_kept(segment);
+        return std::int64_t{kept_.segment_end(batch_, segment)} - kept_.segment_begin(batch_, segment);
     }
     /// The number of a segment's first lists: those of all its rows, or of its first query block.
     [[nodiscard]] std::int64_t first_list(std::int32_t segment) const noexcept {
-        return block_lists::query_block_place(segment, first_kept(segment), query_rows_);
+        return block_lists::query_block_place(segment, kept_.segment_begin(batch_, segment), query_rows_);
     }
 
     /// Whether the query heads of each KV head read the same, and so can be worked on together.
@@ -214,16 +207,12 @@ class UNIPREFILL_HIDDEN attention_plan {
     /// The first key at @p position or later, of those up to a row's own.
     [[nodiscard]] std::int64_t first_seen(const attention_unit& unit, std::int32_t row,
                                           std::int32_t position) const noexcept {
-        const std::int32_t begin = batch_.cu_seqlens[unit.request];
-        if (batch_.positions[begin] < position) {
-            return unit.cached + bracketed_row_at(batch_.positions, begin, row + 1, position) - begin;
-        }
-        const auto cached = static_cast<std::int32_t>(unit.cached);
-        if (options_.cached_positions == nullptr) {
-            return position <= 0 ? 0 : position < cached ? position : cached;
-        }
-        return first_row_at(options_.cached_positions + unit.request * options_.cached_positions_stride, 0,
-                            cached, position);
+        const std::int32_t* const held =
+            options_.cached_positions != nullptr
+                ? options_.cached_positions + unit.request * options_.cached_positions_stride
+                : nullptr;
+        return first_key_at(held, static_cast<std::int32_t>(unit.cached), batch_.positions,
+                            batch_.cu_seqlens[unit.request], row, position);
     }
 
     const limits& bounds_;

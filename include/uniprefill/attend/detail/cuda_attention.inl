@@ -85,10 +85,12 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::cuda>::run_with(
     }
     UNIPREFILL_TRY(detail::check_params(options.params));
     UNIPREFILL_TRY(detail::require_no_key_scales(options.params));
-    UNIPREFILL_TRY(detail::check_window_shape(options));
+    UNIPREFILL_TRY(detail::check_window_shape(options, detail::names_in_options));
     if (lists.offsets != nullptr) {
         UNIPREFILL_TRY(detail::check_list_shape(lists, batch, kept, bounds_, memory_space::device));
-        UNIPREFILL_TRY(detail::require_pointer(lists.blocks, "lists.blocks"));
+        if (lists.capacity > 0) {
+            UNIPREFILL_TRY(detail::require_pointer(lists.blocks, "lists.blocks"));
+        }
     }
     UNIPREFILL_TRY(
         detail::check_query_rows(out, bounds_, kept.kept_bound, "out", "at least kept.kept_bound rows"));

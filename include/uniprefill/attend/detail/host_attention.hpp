@@ -8,7 +8,7 @@
 #include <uniprefill/attend/detail/attention_kernels.hpp>
 #include <uniprefill/attend/detail/attention_unit.hpp>
 #include <uniprefill/attend/means.hpp>
-#include <uniprefill/core/attention_params.hpp>
+#include <uniprefill/core/detail/score_factors.hpp>
 #include <uniprefill/core/element.hpp>
 #include <uniprefill/core/kv_view.hpp>
 #include <uniprefill/core/rows.hpp>
@@ -33,25 +33,13 @@ struct UNIPREFILL_HIDDEN attention_problem {
     key_source<T, Cache> values;
     head_rows<T> out;
     float* lse = nullptr;
-    const float* sink_logits = nullptr; // [num_heads]
-    float query_factor = 1;             ///< turns q.k into units of log2, or into x / cap
-    float softcap = 0;                  ///< 0: none
+    score_factors scores{};
     block_means<T> means{};
     float mean_weight = 0; ///< log2 G
 
     void set(const block_means<T>& of_blocks, std::int32_t block_rows) noexcept {
         means = of_blocks;
         mean_weight = static_cast<float>(std::log2(static_cast<double>(block_rows)));
-    }
-
-    void set(const attention_params& params, std::int32_t head_dim) noexcept {
-        // In double precision: -ffast-math makes of a float's 1 / sqrt something else from place to place.
-        const float scale = params.scale > 0
-                                ? params.scale
-                                : static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
-        query_factor = params.softcap > 0 ? scale / params.softcap : scale * log2_of_e;
-        softcap = params.softcap;
-        sink_logits = params.sink_logits;
     }
 };
 
@@ -185,10 +173,10 @@ class UNIPREFILL_HIDDEN attention_worker {
             const bool is_row = lane < unit.lanes;
             const T* row = is_row ? p_.queries.at(unit.row[lane], unit.head[lane]) : nullptr;
             for (std::int32_t i = 0; i < head_dim_; ++i) {
-                queries_[i * attention_lanes + lane] = is_row ? to_float(row[i]) * p_.query_factor : 0;
+                queries_[i * attention_lanes + lane] = is_row ? to_float(row[i]) * p_.scores.factor : 0;
             }
-            const bool has_sink = is_row && p_.sink_logits != nullptr;
-            top_[lane] = has_sink ? p_.sink_logits[unit.head[lane]] * log2_of_e : no_keys;
+            const bool has_sink = is_row && p_.scores.sink_logits != nullptr;
+            top_[lane] = has_sink ? p_.scores.sink_logits[unit.head[lane]] * log2_of_e : no_keys;
             sum_[lane] = has_sink ? 1.0f : 0.0f;
             worst_[lane] = 0;
         }
@@ -256,8 +244,8 @@ class UNIPREFILL_HIDDEN attention_worker {
             return;
         }
         kernels::template score<Vectors>(queries_ + lane, keys_, head_dim_, count, scores_);
-        if (p_.softcap > 0) {
-            kernels::template soft_cap<Vectors>(scores_, count, p_.softcap);
+        if (p_.scores.softcap > 0) {
+            kernels::template soft_cap<Vectors>(scores_, count, p_.scores.softcap);
         }
         if constexpr (IsMeans) {
             kernels::template raise<Vectors>(scores_, count, p_.mean_weight);

@@ -57,7 +57,7 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::host>::run(
         }
     }
     UNIPREFILL_TRY(detail::check_attention_params(options.params, bounds_.num_heads));
-    UNIPREFILL_TRY(detail::check_window(options, batch));
+    UNIPREFILL_TRY(detail::check_window(options, batch, detail::names_in_options));
     UNIPREFILL_TRY(detail::check_lists(lists, batch, kept, bounds_));
     const bool has_means = lists.offsets != nullptr && means.keys.data != nullptr;
     if (has_means) {
@@ -68,7 +68,7 @@ UNIPREFILL_HOST_API status prefill_attention<Policy, backend::host>::run(
     UNIPREFILL_TRY(memory.check(workspace_bytes()));
 
     detail::attention_problem<T, Cache> problem{queries, keys, values, out, lse};
-    problem.set(options.params, bounds_.head_dim);
+    problem.scores.set(options.params, bounds_.head_dim);
     if (has_means) {
         problem.set(means, bounds_.block_rows);
     }

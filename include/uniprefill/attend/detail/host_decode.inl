@@ -124,7 +124,7 @@ UNIPREFILL_HOST_API status decode_attention<Policy, backend::host>::run(
     UNIPREFILL_TRY(memory.check(workspace_bytes()));
 
     detail::attention_problem<T, Cache> problem{queries, {{}, keys}, {{}, values}, out, lse};
-    problem.set(params, bounds_.head_dim);
+    problem.scores.set(params, bounds_.head_dim);
     workspace carved(memory.data(), memory.bytes());
     const auto buffers = detail::attention_buffers::carve(carved, bounds_.head_dim,
                                                           detail::decode_units(bounds_, bounds_.max_rows));

@@ -63,19 +63,31 @@ require_no_key_scales(const attention_params& params) noexcept {
     return success();
 }
 
-[[nodiscard]] inline UNIPREFILL_HOST_API status
-check_window_shape(const attention_options& options) noexcept {
+/// What a caller's argument of a window and of cached tokens' positions is called.
+struct window_names {
+    const char* window;
+    const char* cached_positions;
+    const char* cached_positions_stride;
+};
+inline constexpr window_names names_in_options{"options.window", "options.cached_positions",
+                                               "options.cached_positions_stride"};
+inline constexpr window_names names_in_attention{"attention.window", "attention.cached_positions",
+                                                 "attention.cached_positions_stride"};
+
+[[nodiscard]] inline UNIPREFILL_HOST_API status check_window_shape(const attention_options& options,
+                                                                   const window_names& names) noexcept {
     constexpr auto invalid = status_code::invalid_argument;
-    UNIPREFILL_TRY(require(options.window >= 0, invalid, "options.window", ">= 0", options.window));
+    UNIPREFILL_TRY(require(options.window >= 0, invalid, names.window, ">= 0", options.window));
     return require(options.cached_positions == nullptr || options.cached_positions_stride >= 0, invalid,
-                   "options.cached_positions_stride", ">= 0", options.cached_positions_stride);
+                   names.cached_positions_stride, ">= 0", options.cached_positions_stride);
 }
 
 /// Positions of cached tokens, where a window asks for them. @p batch has been validated.
 [[nodiscard]] inline UNIPREFILL_HOST_API status check_window(const attention_options& options,
-                                                             const batch_view& batch) noexcept {
+                                                             const batch_view& batch,
+                                                             const window_names& names) noexcept {
     constexpr auto invalid = status_code::invalid_argument;
-    UNIPREFILL_TRY(check_window_shape(options));
+    UNIPREFILL_TRY(check_window_shape(options, names));
     for (std::int32_t request = 0; options.window > 0 && request < batch.num_requests; ++request) {
         const std::int32_t cached = batch.cached_len(request);
         const std::int32_t row = batch.cu_seqlens[request];
@@ -88,13 +100,13 @@ check_window_shape(const attention_options& options) noexcept {
                 options.cached_positions + request * options.cached_positions_stride;
             previous = -1;
             for (std::int32_t token = 0; token < cached; ++token) {
-                UNIPREFILL_TRY(require(positions[token] > previous, invalid, "options.cached_positions",
+                UNIPREFILL_TRY(require(positions[token] > previous, invalid, names.cached_positions,
                                        "non-negative positions that ascend", positions[token])
                                    .at_request(request));
                 previous = positions[token];
             }
         }
-        UNIPREFILL_TRY(require(previous < batch.positions[row], invalid, "options.cached_positions",
+        UNIPREFILL_TRY(require(previous < batch.positions[row], invalid, names.cached_positions,
                                "positions before those of the request's rows", previous)
                            .at_request(request));
     }

@@ -21,8 +21,8 @@ using query_list_shape_of = query_list_shape<Policy::head_dim::value(), Policy::
 template <class Shape>
 [[nodiscard]] UNIPREFILL_HOST_API constexpr std::int32_t
 query_group_blocks(const limits& bounds, const query_sampling& sampling) noexcept {
-    const std::int32_t rows = ((sampling.query_rows - 1) / sampling.sample + 1) * bounds.group_heads();
-    return Shape::rows / rows > 1 ? Shape::rows / rows : 1;
+    return blocks_of_group((sampling.query_rows - 1) / sampling.sample + 1, bounds.group_heads(),
+                           Shape::rows);
 }
 
 } // namespace detail
@@ -103,7 +103,7 @@ UNIPREFILL_HOST_API status query_block_lister<Policy, backend::cuda>::run(
     }
     UNIPREFILL_TRY(detail::check_params(attention.params));
     UNIPREFILL_TRY(detail::require_no_key_scales(attention.params));
-    UNIPREFILL_TRY(detail::check_window_shape(attention));
+    UNIPREFILL_TRY(detail::check_window_shape(attention, detail::names_in_attention));
     UNIPREFILL_TRY(validate(options));
     UNIPREFILL_TRY(detail::check_query_lists(out, bounds_, sampling_, memory_space::device));
     UNIPREFILL_TRY(detail::require_aligned(queries.data, queries.row_stride, queries.head_stride, 0,

@@ -37,6 +37,8 @@ UNIPREFILL_HOST_API status query_block_lister<Policy, backend::host>::run(
     UNIPREFILL_TRY(check());
     UNIPREFILL_TRY(validate(batch, bounds_));
     UNIPREFILL_TRY(detail::check_kept(kept, batch));
+    UNIPREFILL_TRY(detail::require(kept.kept_bound <= bounds_.max_rows, status_code::out_of_range,
+                                   "kept.kept_bound", "<= limits.max_rows", kept.kept_bound));
     UNIPREFILL_TRY(detail::check_query_rows(queries, bounds_, kept.kept_bound, "queries",
                                             "at least kept.kept_bound rows"));
     UNIPREFILL_TRY(detail::check_rows(keys.rows, bounds_.num_kv_heads, bounds_.head_dim, batch.num_rows,
@@ -47,7 +49,7 @@ UNIPREFILL_HOST_API status query_block_lister<Policy, backend::host>::run(
         }
     }
     UNIPREFILL_TRY(detail::check_attention_params(attention.params, bounds_.num_heads));
-    UNIPREFILL_TRY(detail::check_window(attention, batch));
+    UNIPREFILL_TRY(detail::check_window(attention, batch, detail::names_in_attention));
     UNIPREFILL_TRY(validate(options));
     UNIPREFILL_TRY(detail::check_query_lists(out, bounds_, sampling_, memory_space::host));
     UNIPREFILL_TRY(memory.check(workspace_bytes()));

@@ -5,8 +5,8 @@
 /// Lists by query block on the host: scores of sampled rows, masses, and the blocks that hold them.
 #pragma once
 
-#include <uniprefill/core/attention_params.hpp>
 #include <uniprefill/core/detail/host_kernels.hpp>
+#include <uniprefill/core/detail/score_factors.hpp>
 #include <uniprefill/core/kv_view.hpp>
 #include <uniprefill/core/rows.hpp>
 #include <uniprefill/core/workspace.hpp>
@@ -16,7 +16,6 @@
 #include <uniprefill/select/detail/rank.hpp>
 #include <uniprefill/select/query_sampling.hpp>
 
-#include <cmath>
 #include <cstdint>
 
 #if defined(_OPENMP)
@@ -111,23 +110,6 @@ struct UNIPREFILL_HIDDEN host_query_buffers {
     }
 };
 
-/// How products become scores in units of log2.
-struct UNIPREFILL_HIDDEN query_score_factors {
-    float factor = 1;                   ///< turns q.k into units of log2, or into x / cap
-    float softcap = 0;                  ///< 0: none
-    const float* sink_logits = nullptr; // [num_heads]
-
-    void set(const attention_params& params, std::int32_t head_dim) noexcept {
-        // In double precision: -ffast-math makes of a float's 1 / sqrt something else from place to place.
-        const float scale = params.scale > 0
-                                ? params.scale
-                                : static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
-        factor = params.softcap > 0 ? scale / params.softcap : scale * log2_of_e;
-        softcap = params.softcap;
-        sink_logits = params.sink_logits;
-    }
-};
-
 /// What a run reads and writes. Everything has been checked.
 template <class T, class Cache, class Rule>
 struct UNIPREFILL_HIDDEN host_query_problem {
@@ -137,7 +119,7 @@ struct UNIPREFILL_HIDDEN host_query_problem {
     head_rows<const T> queries;
     key_source<T, Cache> keys;
     host_query_buffers buffers;
-    query_score_factors scores{};
+    score_factors scores{};
 };
 
 /// Marks the lists of groups of query blocks, one after the other, in one thread's memory.
@@ -219,15 +201,29 @@ class UNIPREFILL_HIDDEN query_list_worker {
         return used_ > 0;
     }
 
-    /// Keys are cut into blocks of G: those before the segment from the request's first on, then its own.
+    /// Keys are cut into blocks of G, each with its slot: those before the segment from the request's first
+    /// on, then its own.
     [[nodiscard]] std::int32_t context_slots() const noexcept {
         return num_blocks(of_.context, step_.block_rows);
+    }
+
+    /// What every lane has of a slot, as log2.
+    [[nodiscard]] float* partials_of(std::int32_t slot) const noexcept {
+        return own_.partials + std::int64_t{slot} * p_.buffers.lanes;
     }
 
     void score() noexcept {
         const std::int32_t G = step_.block_rows;
         first_slot_ = least_ < of_.context ? least_ / G : context_slots() + (least_ - of_.context) / G;
         end_slot_ = context_slots() + (most_ - of_.context - 1) / G + 1;
+        // Sums run over slots as they are numbered, not from the first that the group sees: a row's
+        // denominator doesn't hang on its neighbours.
+        const auto first_run = static_cast<std::int32_t>(first_slot_ / sum_run * sum_run);
+        for (std::int32_t slot = first_run; slot < first_slot_; ++slot) {
+            for (std::int32_t lane = 0; lane < used_; lane += kernels::panel) {
+                kernels::fill_no_keys(partials_of(slot) + lane);
+            }
+        }
         for (std::int32_t slot = first_slot_; slot < end_slot_; ++slot) {
             const bool own = slot >= context_slots();
             const std::int32_t begin = own ? of_.context + (slot - context_slots()) * G : slot * G;
@@ -235,11 +231,11 @@ class UNIPREFILL_HIDDEN query_list_worker {
             const std::int32_t keys = limit - begin < G ? limit - begin : G;
             read_keys(begin, keys);
             for (std::int32_t lane = 0; lane < used_; lane += kernels::panel) {
-                score_panel(slot - first_slot_, begin, keys, lane);
+                score_panel(slot, begin, keys, lane);
             }
         }
         for (std::int32_t lane = 0; lane < used_; lane += kernels::width) {
-            kernels::sum_row(own_.partials + lane, end_slot_ - first_slot_, p_.buffers.lanes,
+            kernels::sum_row(partials_of(first_run) + lane, end_slot_ - first_run, p_.buffers.lanes,
                              p_.scores.sink_logits != nullptr ? own_.sinks + lane : nullptr,
                              own_.reference + lane, own_.inverse_sum + lane);
         }
@@ -290,8 +286,7 @@ class UNIPREFILL_HIDDEN query_list_worker {
             mask();
         }
         constexpr bool one_part[256] = {};
-        kernels::log_sum(own_.scores, keys, one_part, false,
-                         own_.partials + std::int64_t{slot} * p_.buffers.lanes + lane);
+        kernels::log_sum(own_.scores, keys, one_part, false, partials_of(slot) + lane);
     }
 
     /// Masses of the candidates, summed over a list's rows. @return whether they can be trusted
@@ -308,9 +303,9 @@ class UNIPREFILL_HIDDEN query_list_worker {
                                             << query_mass_format(step_.samples, step_.heads).fraction_bits);
         for (std::int32_t b = block.candidate_begin; sound && b < block.candidate_end; ++b) {
             std::int64_t mass = 0;
-            const std::int32_t slot = context_slots() + b - first_slot_;
-            if (slot >= 0) {
-                const float* partials = own_.partials + std::int64_t{slot} * p_.buffers.lanes;
+            const std::int32_t slot = context_slots() + b;
+            if (slot >= first_slot_) {
+                const float* partials = partials_of(slot);
                 for (std::int32_t lane = from; lane < end; lane += kernels::width) {
                     kernels::store_shares(partials + lane, own_.reference + lane, own_.inverse_sum + lane,
                                           one, own_.shares + lane);
@@ -379,6 +374,15 @@ class UNIPREFILL_HIDDEN query_list_worker {
     std::int32_t end_slot_ = 0;
 };
 
+/// Threads that are worth waking: with less work than this for each (some 0.1 ms) waiting for them takes
+/// longer.
+/// @param pairs of sampled rows and keys, for each of @p num_heads query heads
+[[nodiscard]] UNIPREFILL_HOST_API constexpr std::int64_t
+useful_query_workers(std::int64_t pairs, std::int32_t num_heads, std::int32_t head_dim) noexcept {
+    constexpr std::int64_t work_of_a_worker = std::int64_t{1} << 22;
+    return pairs * num_heads / (work_of_a_worker / head_dim) + 1;
+}
+
 /// Marks the lists of all query blocks, spread over threads; the last are begun first, as they see most.
 template <std::int32_t Build, class T, class Cache, class Rule>
 UNIPREFILL_HOST_API void mark_query_lists(const host_query_problem<T, Cache, Rule>& problem) noexcept {
@@ -419,10 +423,8 @@ UNIPREFILL_HOST_API void mark_query_lists(const host_query_problem<T, Cache, Rul
         }
     };
 #if defined(_OPENMP)
-    // Less than this (some 0.1 ms) isn't worth waking a thread and waiting for it.
-    constexpr std::int64_t work_of_a_thread = std::int64_t{1} << 22;
     const std::int64_t useful =
-        pairs * problem.bounds.num_heads / work_of_a_thread * problem.bounds.head_dim + 1;
+        useful_query_workers(pairs, problem.bounds.num_heads, problem.bounds.head_dim);
     const std::int64_t wanted = omp_get_max_threads() < useful ? omp_get_max_threads() : useful;
     const int threads = static_cast<int>(wanted < buffers.workers ? wanted : buffers.workers);
 #    pragma omp parallel num_threads(threads)

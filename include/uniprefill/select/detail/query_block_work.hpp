@@ -20,6 +20,14 @@ UNIPREFILL_BEGIN_NAMESPACE
 
 namespace detail {
 
+/// Query blocks of a group: as many as fill @p group_rows rows, each with @p samples rows of @p heads query
+/// heads; 1 if one has more.
+[[nodiscard]] UNIPREFILL_HOST_API constexpr std::int32_t
+blocks_of_group(std::int32_t samples, std::int32_t heads, std::int32_t group_rows) noexcept {
+    const std::int64_t fit = group_rows / (std::int64_t{samples} * heads);
+    return fit > 1 ? static_cast<std::int32_t>(fit) : 1;
+}
+
 /// A step as listers by query block know it. Query blocks are worked on in *groups*: as many neighbours of a
 /// segment as fill `group_rows` rows, each with all its sampled rows and the query heads of one KV head.
 struct query_list_step {
@@ -62,8 +70,7 @@ struct query_list_step {
         query_rows = out.query_rows;
         sample = sample_of;
         samples = (query_rows - 1) / sample + 1;
-        const std::int64_t fit = group_rows / (std::int64_t{samples} * heads);
-        group_blocks = fit > 1 ? static_cast<std::int32_t>(fit) : 1;
+        group_blocks = blocks_of_group(samples, heads, group_rows);
     }
     /// Rows of a query block in a group.
     [[nodiscard]] UNIPREFILL_API std::int32_t rows_of_block() const noexcept { return samples * heads; }
