@@ -220,9 +220,9 @@ TEST_CASE("calibration: a policy that choices can't say is refused by its field"
         {"span", [](engine::policy& of) { of.span = 128; }},
         {"min_length", [](engine::policy& of) { of.min_length = tokens + 1; }},
         {"layers", [](engine::policy& of) { of.rules[0].layer = 6; }},
-        {"layers[0].selector", [](engine::policy& of) { of.rules[0].rule = selection_rule::fixed_budget(64); }},
-        {"layers[0].scope",
-         [](engine::policy& of) { of.rules[0].rule.scope = uniprefill::mass_scope::all; }},
+        {"layers[0].selector",
+         [](engine::policy& of) { of.rules[0].rule = selection_rule::fixed_budget(64); }},
+        {"layers[0].scope", [](engine::policy& of) { of.rules[0].rule.scope = uniprefill::mass_scope::all; }},
         {"layers[0].min_kept", [](engine::policy& of) { of.rules[0].rule.min_kept_rows = 1; }},
         {"layers[0].max_kept", [](engine::policy& of) { of.rules[0].rule.max_kept_rows = 999; }},
         {"layers[0].ties",
@@ -233,7 +233,10 @@ TEST_CASE("calibration: a policy that choices can't say is refused by its field"
         {"lists.min_kept", [](engine::policy& of) { of.lists->rule.min_kept_rows = 64; }},
         {"lists.layers[0].max_kept", [](engine::policy& of) { of.list_rules[0].rule.max_kept_rows = 9; }},
         {"lists.layers", [](engine::policy& of) { of.list_rules[0].layer = 6; }},
-        {"lists.query_rows", [](engine::policy& of) { of.list_sampling = uniprefill::query_sampling{64, 8}; }},
+        {"lists.query_rows",
+         [](engine::policy& of) {
+             of.list_sampling = uniprefill::query_sampling{64, 8};
+         }},
     };
     for (const auto& [field, apply] : changes) {
         INFO(field << "\n" << said(apply));

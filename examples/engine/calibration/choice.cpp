@@ -133,8 +133,7 @@ choice choice_of(const policy& given, std::int32_t layers) {
     check_begin(given, layers, std::numeric_limits<std::int32_t>::max(), "the policy to begin with: ");
     choice made = dense_choice(layers);
     for (const layer_rule& one : given.rules) {
-        made.steps[static_cast<std::size_t>(one.layer)] =
-            layer_step(share_of(one.rule));
+        made.steps[static_cast<std::size_t>(one.layer)] = layer_step(share_of(one.rule));
     }
     made.sink = nearest_rows(choice::forced_rows, given.sink);
     made.tail = nearest_rows(choice::forced_rows, given.tail);

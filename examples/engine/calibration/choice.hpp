@@ -49,9 +49,9 @@ std::int8_t list_step(double share);
 /// The same with one step of lists at every layer.
 choice with_lists(choice of, std::int8_t step);
 
-/// Throws `error`, its argument @p where and a field, unless choices can say what @p given says: cumulative, no
-/// spans, rules of top-p over free mass and lists of top-p over all mass that have nothing else of their own,
-/// none by query block, all at layers of the model. Nor may prompts of @p tokens be too short for it.
+/// Throws `error`, its argument @p where and a field, unless choices can say what @p given says: cumulative,
+/// no spans, rules of top-p over free mass and lists of top-p over all mass that have nothing else of their
+/// own, none by query block, all at layers of the model. Nor may prompts of @p tokens be too short for it.
 void check_begin(const policy& given, std::int32_t layers, std::int32_t tokens, const std::string& where);
 
 /// The choice that says what @p given says, but for p, windows and forced rows that no ladder has: the

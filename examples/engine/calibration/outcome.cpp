@@ -156,7 +156,7 @@ std::string summary_of(const outcome& found) {
     const score& at = found.best.measured;
     std::string text = is_within(found) ? "" : missed_text(found) + "\n";
     text += "Chosen: " + describe(found.best.choice) + "\n  KL mean " + significant(at.kl, 3) +
-                       ", worst window " + significant(at.kl_max, 3) + "; " + work_text(at.work) + "\n";
+            ", worst window " + significant(at.kl_max, 3) + "; " + work_text(at.work) + "\n";
     for (const measured_choice& one : found.baseline) {
         text += "The fixed list, " + describe(one.choice) + "\n  KL mean " + significant(one.measured.kl, 3) +
                 ", worst window " + significant(one.measured.kl_max, 3) + "; " +
