@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The uniprefill authors
 """Draws what one setting changes while all others stay: G, n, sink, p, and a selection at one layer alone, from results of
-uniprefill-quality --rules ablations (several files, as no device does all of them) and one that has the usual rule.
+uniprefill-quality --rules ablations (several files where a CUDA device did some: it leaves G and n out) and one that has the usual rule.
 
 Needs matplotlib. usage: ablations.py USUAL.json RESULTS.json... PLOT.svg
 """

@@ -118,8 +118,10 @@ std::vector<quality_bench::rule> rules_for(const arguments& chosen, const engine
         rules.push_back(*found);
     }
     for (const std::string& file : chosen.policy_files) {
-        rules.push_back({file.substr(file.rfind('/') + 1), engine::load_policy(file), std::nullopt});
+        rules.push_back(quality_bench::rule_of_file(file, model.config().layers));
+        rules.back().name = file.substr(file.rfind('/') + 1);
     }
+    quality_bench::check_names(rules);
     return rules;
 }
 

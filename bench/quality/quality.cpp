@@ -98,7 +98,7 @@ arguments parse(int argc, char** argv) {
         throw engine::error("--model and --data", "both", "one or none");
     }
     if (made.device == quality_bench::device::cuda && made.set == "chunks") {
-        throw engine::error("--rules", "kinds or ablations on a CUDA device", made.set);
+        throw engine::error("--rules", "kinds, means or ablations on a CUDA device", made.set);
     }
     return made;
 }
@@ -301,15 +301,15 @@ json& results_of(json& windows, const quality_bench::window& wanted) {
 }
 
 /// The rules that the command line asks for.
-std::vector<quality_bench::rule> rules_for(const arguments& chosen) {
+std::vector<quality_bench::rule> rules_for(const arguments& chosen, std::int32_t layers) {
     auto rules = chosen.set == "means"       ? quality_bench::mean_rules()
                  : chosen.set == "chunks"    ? quality_bench::chunk_rules()
                  : chosen.set == "ablations" ? quality_bench::ablation_rules()
                                              : quality_bench::known_rules();
     for (const std::string& path : chosen.policy_files) {
-        const engine::policy policy = engine::load_policy(path);
-        rules.push_back({policy.name.empty() ? path : policy.name, policy, std::nullopt, {}});
+        rules.push_back(quality_bench::rule_of_file(path, layers));
     }
+    quality_bench::check_names(rules);
     if (chosen.device == quality_bench::device::cuda && chosen.names.empty()) {
         const auto others = std::stable_partition(rules.begin(), rules.end(), [](const auto& rule) {
             return quality_bench::runs_on_cuda(rule.policy);
@@ -342,7 +342,7 @@ void run(const arguments& chosen) {
     engine::cpu::set_threads(chosen.threads);
     const auto opened = quality_bench::open_model(chosen.model, chosen.device, chosen.kind);
     engine::prompt_model& model = *opened;
-    const std::vector<quality_bench::rule> rules = rules_for(chosen);
+    const std::vector<quality_bench::rule> rules = rules_for(chosen, model.config().layers);
     json results{{"commit", chosen.commit},
                  {"cpu", engine::cpu_name()},
                  {"threads", chosen.threads},

@@ -4,8 +4,11 @@
 #include "quality/rules.hpp"
 
 #include "engine/app/number_text.hpp"
+#include "engine/app/policy_file.hpp"
+#include "engine/error.hpp"
 
 #include <initializer_list>
+#include <set>
 #include <utility>
 
 namespace quality_bench {
@@ -149,6 +152,21 @@ std::vector<rule> chunk_rules() {
         }
     }
     return made;
+}
+
+rule rule_of_file(const std::string& path, std::int32_t layers) {
+    const engine::policy policy = engine::load_policy(path);
+    engine::check_layers(policy, layers, engine::printable(path) + ": ");
+    return {policy.name.empty() ? path : policy.name, policy, std::nullopt};
+}
+
+void check_names(const std::vector<rule>& rules) {
+    std::set<std::string> names;
+    for (const rule& one : rules) {
+        if (!names.insert(one.name).second) {
+            throw engine::error("rules and policies", "each name once", engine::quoted(one.name) + " twice");
+        }
+    }
 }
 
 } // namespace quality_bench

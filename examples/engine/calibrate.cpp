@@ -69,7 +69,7 @@ std::unique_ptr<calibration::window_reader> reader_of(prompt_model& model, devic
 void look(const calibrate_options& asked, const policy& base, std::int32_t layers,
           const calibration::search_calls& calls, calibration::outcome& found) {
     if (!asked.lin) {
-        calibration::search search(layers, {asked.divergence, asked.lists, asked.seed}, calls);
+        calibration::search search(layers, {found.divergence, asked.lists, asked.seed}, calls);
         const bool probed = search.probe();
         found.probes = search.probes();
         std::cout << '\n' << calibration::table_of_layers(found) << '\n';
@@ -82,7 +82,8 @@ void look(const calibrate_options& asked, const policy& base, std::int32_t layer
     calibration::sweep_options bounds;
     bounds.lin = *asked.lin;
     bounds.att = *asked.att;
-    bounds.worst = asked.worst;
+    bounds.worst = asked.worst.value_or(bounds.worst);
+    bounds.lists = asked.lists;
     bounds.seed = asked.seed;
     calibration::sweep sweep(layers, bounds, calls);
     found.within = bounds;
@@ -123,8 +124,9 @@ void run_calibrate(const options& chosen) {
     policy base;
     if (asked.lin) {
         base = asked.begin.empty() ? default_policy(model.identity()) : load_policy(asked.begin);
-        base.span = 0; // windows are read at once
-        static_cast<void>(calibrating::choice_of(base, config.layers));
+        if (!asked.lists) clear_lists(base);
+        calibrating::check_begin(base, config.layers, asked.tokens,
+                                 asked.begin.empty() ? "the model's policy: " : "--begin: ");
     }
 
     // The search leaves some time for the comparison with the fixed list: a run of all windows or five.
@@ -155,7 +157,7 @@ void run_calibrate(const options& chosen) {
     }
     found.length = cost.length();
     found.attention_share = cost.attention_share();
-    found.divergence = asked.divergence;
+    found.divergence = asked.divergence.value_or(calibrating::search_options{}.divergence);
     found.seed = asked.seed;
     look(asked, base, config.layers, calls, found);
     found.layers_run = reader->layers_run();

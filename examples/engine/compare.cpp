@@ -156,7 +156,8 @@ void run_compare(const options& chosen) {
     made.model = model.name();
     made.prompt_name = chosen.text_file.value_or("the text of --text");
     made.policy = policy;
-    made.machine = {model.device(), chosen.threads, model.arithmetic()};
+    made.machine = {cpu_name(), chosen.threads, model.arithmetic(), {}};
+    if (chosen.device != device_kind::cpu) made.machine.device = model.device();
     made.tokens = plan.prompt;
     made.dense = dense_run.run;
     made.sparsified = sparse_run.run;

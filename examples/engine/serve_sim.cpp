@@ -27,8 +27,7 @@ policy serving_policy(const options& chosen, const model_identity& model) {
     if (made.span == 0 && !chosen.policy.span) made.span = default_span;
     if (chosen.dense) {
         made.rules.clear();
-        made.lists.reset();
-        made.list_sampling.reset();
+        clear_lists(made);
         made.name = dense().name;
     }
     return made;

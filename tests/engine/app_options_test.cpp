@@ -117,8 +117,11 @@ TEST_CASE("app: options of calibrate") {
 
     CHECK(usual.device == engine::device_kind::cpu);
     CHECK(!usual.calibrate.lin);
-    CHECK(usual.calibrate.worst == 0.1);
-    const options within = parsed(good + "--device cuda --lin 0.45 --att 0.1 --worst 0.5 --begin p.json");
+    CHECK(!usual.calibrate.worst);
+    CHECK(!usual.calibrate.divergence);
+    const options within =
+        parsed(good + "--device cuda --lin 0.45 --att 0.1 --worst 0.5 --begin p.json --lists off");
+    CHECK(!within.calibrate.lists);
     CHECK(within.device == engine::device_kind::cuda);
     CHECK(within.calibrate.lin.value() == 0.45);
     CHECK(within.calibrate.att.value() == 0.1);
@@ -128,6 +131,9 @@ TEST_CASE("app: options of calibrate") {
     CHECK(contains(refused(good + "--lin 0.5"), "--att: expected a number, as the other bound is given"));
     CHECK(contains(refused(good + "--att 0.5"), "--lin: expected a number, as the other bound is given"));
     CHECK(contains(refused(good + "--begin p.json"), "--begin: expected --lin and --att beside it"));
+    CHECK(contains(refused(good + "--worst 0.1"), "--worst: expected --lin and --att beside it"));
+    CHECK(contains(refused(good + "--lin 0.5 --att 0.5 --divergence 0.01"),
+                   "--divergence: expected neither --lin nor --att beside it, came both"));
     for (const std::string bad : {"0", "1.1", "nan", "x"}) {
         CHECK(contains(refused(good + "--att 1 --lin " + bad), "--lin: expected a number in (0, 1]"));
         CHECK(contains(refused(good + "--lin 1 --att " + bad), "--att: expected a number in (0, 1]"));
@@ -302,6 +308,17 @@ TEST_CASE("app: the policy follows from model, file and options") {
     CHECK(engine::share_of(resolved("").lists->rule) == 0.99);
     CHECK_FALSE(engine::resolve_policy(parsed("generate -m m -t x --dense"), smollm2).lists);
     CHECK_FALSE(resolved("--lists off").lists);
+    {
+        const app_test::scratch_folder folder;
+        const std::string file = (folder.path() / "p.json").string();
+        const auto off = [&](const std::string& lists) {
+            std::ofstream(file) << R"({"uniprefill_policy": 1, "layers": [], "lists": )" << lists << "}";
+            return resolved("--policy " + file + " --lists off");
+        };
+        CHECK_FALSE(off(R"({"mean": true, "layers": [3]})").list_means);
+        CHECK(off(R"({"mean": true, "layers": [3]})").list_rules.empty());
+        CHECK_FALSE(off(R"({"query_rows": 64})").list_sampling);
+    }
     CHECK(engine::share_of(resolved("--lists 0.95").lists->rule) == 0.95);
     CHECK(resolved("--lists 0.95").lists->window == 256);
     CHECK(contains(resolved("--lists 0.95").name, "changed by options"));
@@ -326,7 +343,13 @@ TEST_CASE("app: the policy follows from model, file and options") {
     const app_test::scratch_folder folder;
     const std::string path = (folder.path() / "p.json").string();
     std::ofstream(path) << R"({"uniprefill_policy": 1, "tail": 7, "layers": [{"layer": 40, "p": 0.5}]})";
+    CHECK(contains(refused_policy("--policy " + path), "p.json: layers: expected layers from 0 to 29"));
     CHECK(contains(refused_policy("--policy " + path), "came layer 40"));
+    std::ofstream(path)
+        << R"({"uniprefill_policy": 1, "tail": 7, "layers": [], "lists": {"layers": [{"layer": 30}]}})";
+    CHECK(contains(refused_policy("--policy " + path), "p.json: lists.layers: expected layers from 0 to 29"));
+    CHECK(contains(refused_policy("--policy " + path + " --layers 4"), "p.json: lists.layers: expected"));
+    std::ofstream(path) << R"({"uniprefill_policy": 1, "tail": 7, "layers": [{"layer": 40, "p": 0.5}]})";
     CHECK(resolved("--policy " + path + " --layers 4 -n 32").tail == 7);
 }
 

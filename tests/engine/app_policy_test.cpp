@@ -306,9 +306,9 @@ TEST_CASE("app: policy files on disk") {
 
 TEST_CASE("app: layers are checked against the model") {
     const engine::policy list = engine::fixed_list(32);
-    CHECK(refusal([&] { engine::check_layers(list, 28, "x"); }).empty());
-    CHECK(refusal([&] { engine::check_layers(list, 27, "x"); }) ==
-          "x: expected layers from 0 to 26, which the model has, came layer 27");
+    CHECK(refusal([&] { engine::check_layers(list, 28, "x: "); }).empty());
+    CHECK(refusal([&] { engine::check_layers(list, 27, "x: "); }) ==
+          "x: layers: expected layers from 0 to 26, which the model has, came layer 27");
 }
 
 TEST_CASE("app: lists of their own by layer") {
@@ -341,8 +341,9 @@ TEST_CASE("app: lists of their own by layer") {
             CHECK(std::string(fault.what()).find(expected) != std::string::npos);
         }
     }
-    CHECK_THROWS_AS(check_layers(read, 5, "policy"), engine::error);
-    CHECK_NOTHROW(check_layers(read, 6, "policy"));
+    CHECK(refusal([&] { check_layers(read, 5, "policy: "); }) ==
+          "policy: lists.layers: expected layers from 0 to 4, which the model has, came layer 5");
+    CHECK_NOTHROW(check_layers(read, 6, "policy: "));
     engine::policy without = read;
     without.lists.reset();
     CHECK_THROWS_AS(check(without, "policy: "), engine::error);

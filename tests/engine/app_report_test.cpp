@@ -159,7 +159,29 @@ TEST_CASE("app: report.json holds what was promised") {
               R"([{"first": 2, "last": 5, "layer": 1}, {"first": 9, "last": 10, "layer": 3}])"));
     CHECK(read["selecting_layers"][0]["block_mass"][0] == 0.9);
     CHECK(read["sparsified"]["peak_memory_bytes"].is_null());
+    CHECK(read["machine"] == nlohmann::json({{"cpu", "cpu"}, {"threads", 2}, {"arithmetic", "fp32"}}));
     CHECK(engine::parse_policy(read["policy"].dump(), "report").rules.size() == 2);
+}
+
+TEST_CASE("app: reports of a device name it, and no threads") {
+    engine::report made = small_report();
+    made.machine = {"a processor", 2, "bf16", "a <device>"};
+    CHECK(nlohmann::json::parse(engine::report_json(made))["machine"] ==
+          nlohmann::json({{"cpu", "a processor"}, {"device", "a <device>"}, {"arithmetic", "bf16"}}));
+    const std::string page = engine::report_html(made);
+    CHECK(markup_fault(page).empty());
+    CHECK(contains(page, "twice, on a &lt;device&gt;. Leaving"));
+    CHECK(contains(page, "<dt>Processor</dt><dd>a processor</dd><dt>Device</dt><dd>a &lt;device&gt;</dd>"));
+    CHECK(!contains(page, "hreads"));
+    std::ostringstream out;
+    engine::print_report(made, out);
+    CHECK(contains(out.str(), "  machine  a <device>, bf16\n"));
+    made.machine.device.clear();
+    out.str("");
+    engine::print_report(made, out);
+    CHECK(contains(out.str(), "  machine  a processor, 2 threads, bf16\n"));
+    CHECK(contains(engine::report_html(made), "twice, on a processor with 2 threads. Leaving"));
+    CHECK(contains(engine::report_html(made), "<dt>Threads</dt><dd>2</dd>"));
 }
 
 TEST_CASE("app: report.json survives hostile texts and missing numbers") {
@@ -208,6 +230,14 @@ TEST_CASE("app: report.html is whole and needs nothing from outside") {
     const std::string other = engine::report_html(listed);
     CHECK(markup_fault(other).empty());
     CHECK(contains(other, "the first 64 tokens, a window of 1,024</dd>"));
+    for (const double p : {0.9, 1.0}) {
+        listed.policy.list_rules.push_back(
+            {p < 1 ? 2 : 3, uniprefill::selection_rule::top_p(p, uniprefill::mass_scope::all)});
+    }
+    const std::string by_layer = engine::report_html(listed);
+    CHECK(markup_fault(by_layer).empty());
+    CHECK(contains(by_layer,
+                   "a window of 1,024<br>layer 2: top-p 0.9, scope all<br>layer 3: top-p 1, scope all</dd>"));
 }
 
 TEST_CASE("app: report.html escapes every hostile text") {
@@ -215,6 +245,7 @@ TEST_CASE("app: report.html escapes every hostile text") {
     nasty += '\0';
     engine::report made = small_report();
     made.model = made.prompt_name = made.policy.name = made.machine.cpu = made.machine.arithmetic = nasty;
+    made.machine.device = nasty;
     made.dense.generated_text = nasty;
     made.sparsified.generated_text = nasty + nasty;
     made.sparsified.layers[1].reason = made.masses[0].rule = nasty;

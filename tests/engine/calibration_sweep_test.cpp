@@ -121,6 +121,30 @@ TEST_CASE("sweep: bounds hold, and no p that layers share does as well") {
     }
 }
 
+TEST_CASE("sweep: without lists there are none") {
+    pretended_model model = twelve_layers();
+    const search_calls calls = model.calls();
+    int listed = 0;
+    sweep_options options;
+    options.lin = 0.4;
+    options.att = 0.5;
+    options.lists = false;
+    options.idle = 5;
+    const auto run = [&](const choice& one) {
+        listed += std::any_of(one.lists.begin(), one.lists.end(), [](auto step) { return step != 0; });
+        return calls.run(one);
+    };
+    sweep look(12, options, {run, calls.adopt, calls.say});
+    REQUIRE(look.run(dense_choice(12)));
+    CHECK(model.runs > 100);
+    CHECK(listed == 0);
+    CHECK(look.best().measured.work.lin <= options.lin);
+    options.lists = true;
+    sweep with(12, options, {run, calls.adopt, calls.say});
+    REQUIRE(with.run(dense_choice(12)));
+    CHECK(listed > 0);
+}
+
 TEST_CASE("sweep: where few choices are to be had it comes near to the best of all") {
     for (const auto& hardness :
          {std::vector<double>{1, 0.05, 0.3, 1}, {0.1, 0.1, 0.1, 1}, {0.02, 1, 0.02, 1}}) {

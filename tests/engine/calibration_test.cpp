@@ -13,6 +13,9 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstdint>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -190,6 +193,62 @@ TEST_CASE("calibration: lists of their own by layer, there and back") {
     CHECK_THROWS_AS(calibration::choice_of(made, 2), engine::error);
 }
 
+TEST_CASE("calibration: a policy that choices can't say is refused by its field") {
+    using uniprefill::selection_rule;
+    choice one = with_lists(calibration::dense_choice(6), calibration::list_step(0.98));
+    one.steps[2] = calibration::layer_step(0.985);
+    one.lists[4] = 0;
+    one.sink = one.tail = 1;
+    const engine::policy good = policy_of(one, small_blocks());
+    REQUIRE(good.list_rules.size() == 1);
+    const auto said = [&](const auto& change) {
+        engine::policy changed = good;
+        change(changed);
+        try {
+            calibration::check_begin(changed, 6, tokens, "--begin: ");
+        } catch (const engine::error& refused) {
+            return std::string(refused.what());
+        }
+        return std::string();
+    };
+    CHECK(said([](engine::policy&) {}).empty());
+    CHECK(said([](engine::policy& of) { of.list_means = true; }).empty());
+    CHECK(said([](engine::policy& of) { of.min_length = tokens; }).empty());
+    using change = void (*)(engine::policy&);
+    const std::vector<std::pair<std::string, change>> changes = {
+        {"propagation", [](engine::policy& of) { of.propagation = uniprefill::propagation::revive; }},
+        {"span", [](engine::policy& of) { of.span = 128; }},
+        {"min_length", [](engine::policy& of) { of.min_length = tokens + 1; }},
+        {"layers", [](engine::policy& of) { of.rules[0].layer = 6; }},
+        {"layers[0].selector",
+         [](engine::policy& of) { of.rules[0].rule = selection_rule::fixed_budget(64); }},
+        {"layers[0].scope", [](engine::policy& of) { of.rules[0].rule.scope = uniprefill::mass_scope::all; }},
+        {"layers[0].min_kept", [](engine::policy& of) { of.rules[0].rule.min_kept_rows = 1; }},
+        {"layers[0].max_kept", [](engine::policy& of) { of.rules[0].rule.max_kept_rows = 999; }},
+        {"layers[0].ties",
+         [](engine::policy& of) { of.rules[0].rule.ties = uniprefill::tie_order::higher_block_first; }},
+        {"layers[0].crossing",
+         [](engine::policy& of) { of.rules[0].rule.crossing = uniprefill::crossing::published; }},
+        {"lists.scope", [](engine::policy& of) { of.lists->rule.scope = uniprefill::mass_scope::free; }},
+        {"lists.min_kept", [](engine::policy& of) { of.lists->rule.min_kept_rows = 64; }},
+        {"lists.layers[0].max_kept", [](engine::policy& of) { of.list_rules[0].rule.max_kept_rows = 9; }},
+        {"lists.layers", [](engine::policy& of) { of.list_rules[0].layer = 6; }},
+        {"lists.query_rows",
+         [](engine::policy& of) {
+             of.list_sampling = uniprefill::query_sampling{64, 8};
+         }},
+    };
+    for (const auto& [field, apply] : changes) {
+        INFO(field << "\n" << said(apply));
+        CHECK(said(apply).rfind("--begin: " + field + ": expected ", 0) == 0);
+    }
+    // What isn't refused is what comes back.
+    engine::policy with_means = good;
+    with_means.list_means = true;
+    const engine::policy again = policy_of(calibration::choice_of(with_means, 6), with_means);
+    CHECK(write_policy(again) == write_policy(with_means));
+}
+
 TEST_CASE("calibration: what is shared with the adopted choice changes no figure") {
     loaded model;
     const calibration::cost_model cost(model.weights.config(), 1024);
@@ -287,12 +346,61 @@ TEST_CASE("calibration: on a small model it beats one p at fixed layers at equal
     CHECK(loaded_again.block_rows == 8);
     CHECK(loaded_again.comment == written.comment);
     CHECK(written.comment.find("3 windows of 320 tokens") != std::string::npos);
+    CHECK(written.comment.find("\nChosen: " + describe(found.best.choice) + ".\n") != std::string::npos);
+    CHECK(written.comment.find("came nearest") == std::string::npos);
     CHECK(table_of_layers(found).find("layer") != std::string::npos);
     CHECK(summary_of(found).find("Chosen: " + describe(found.best.choice)) != std::string::npos);
     const auto measured = nlohmann::json::parse(json_of(found));
     CHECK(measured["layers"].size() == 5);
     CHECK(measured["best"]["choice"] == describe(found.best.choice));
     CHECK(measured["fixed_list"].size() == 5);
+    CHECK_FALSE(measured.contains("within"));
+}
+
+TEST_CASE("calibration: policies have short names, another for another policy") {
+    calibration::outcome found;
+    found.divergence = 0.02;
+    found.seed = 7;
+    found.best.choice = with_lists(calibration::dense_choice(100), calibration::list_step(0.98));
+    for (std::size_t layer = 0; layer < 100; ++layer) {
+        found.best.choice.steps[layer] = calibration::layer_step(0.9925);
+        found.best.choice.lists[layer] = static_cast<std::int8_t>(1 + layer % 14);
+    }
+    const engine::policy one = policy_of(found, small_blocks());
+    CHECK(one.name.rfind("calibrated for divergence 0.02, seed 7 (", 0) == 0);
+    CHECK(policy_of(found, small_blocks()).name == one.name);
+    ++found.best.choice.lists[99]; // far beyond what 200 bytes tell
+    const engine::policy other = policy_of(found, small_blocks());
+    CHECK(other.name != one.name);
+    engine::policy other_base = small_blocks();
+    other_base.block_rows = 16;
+    CHECK(policy_of(found, other_base).name != other.name);
+    found.within.emplace();
+    found.within->lin = 0.45;
+    found.within->att = 0.1;
+    const engine::policy within = policy_of(found, small_blocks());
+    CHECK(within.name.rfind("calibrated within lin 0.45, att 0.1, seed 7 (", 0) == 0);
+    CHECK(within.name.size() < 80);
+    CHECK(engine::parse_policy(write_policy(within), "p").comment == within.comment);
+}
+
+TEST_CASE("calibration: bounds that weren't met are said to be not met") {
+    calibration::outcome found;
+    found.best.choice = calibration::dense_choice(6);
+    found.within.emplace();
+    found.within->lin = 0.45;
+    found.within->att = 0.1;
+    const std::string missed = "Nothing was within lin 0.45 and att 0.1; this came nearest.";
+    for (const auto& [lin, att, met] :
+         {std::tuple{0.45, 0.1, true}, {0.46, 0.05, false}, {0.2, 0.11, false}}) {
+        CAPTURE(lin, att);
+        found.best.measured.work.lin = lin;
+        found.best.measured.work.att = att;
+        CHECK(is_within(found) == met);
+        CHECK((policy_of(found, small_blocks()).comment.find(missed) == std::string::npos) == met);
+        CHECK((summary_of(found).find(missed) == std::string::npos) == met);
+        CHECK(nlohmann::json::parse(json_of(found))["within"] == met);
+    }
 }
 
 TEST_CASE("calibration: the fixed list's divergence at equal work") {

@@ -104,10 +104,11 @@ refuses("--time-limit", *calibrating, "--tokens", 512, "--time-limit", 0.00001)
 refuses("--device", *calibrating, "--device", "gpu")
 refuses("--att", *calibrating, "--lin", 0.5)
 refuses("--lin", *calibrating, "--lin", 0, "--att", 0.5)
+refuses("--worst", *calibrating, "--worst", 0.5)
 bounded = (*calibrating, "--tokens", 512, "--windows", 1, "--lin", 0.6, "--att", 0.5)
 refuses("missing.json", *bounded, "--begin", folder / "missing.json")
 other = b'{"uniprefill_policy": 1, "layers": [{"layer": 7, "selector": "fixed-ratio", "p": 0.5}]}'
-refuses("the policy to begin with", *bounded, "--begin", file("other.json", other))
+refuses("--begin: layers[0].selector", *bounded, "--begin", file("other.json", other))
 if list(folder.glob("report*")):
     faults.append("a refused run left a report")
 

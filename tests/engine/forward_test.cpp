@@ -5,12 +5,15 @@
 
 #include "engine/cpu/threads.hpp"
 #include "engine/error.hpp"
+#include "engine/model/estimator_pairs.hpp"
 #include "engine/model/machine.hpp"
 #include "engine/small_model.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 using engine::cpu::arithmetic;
 using engine_test::small_model;
@@ -377,6 +380,80 @@ TEST_CASE("lists of all blocks give the bits of none, short ones read less, and 
             CHECK(next.layers[static_cast<std::size_t>(l)].estimator_pairs == 0);
         }
     }
+}
+
+TEST_CASE("what a look scores: of each span its last rows, of those left alone nothing") {
+    uniprefill::request_options options;
+    options.sink = 6;
+    options.tail = 10;
+    const auto last = [](std::int64_t end, std::int64_t rows) { return rows * (2 * end - rows + 1) / 2; };
+    CHECK(engine::pairs_of_look({0, 100}, options, 12) == last(100, 12));
+    CHECK(engine::pairs_of_look({0, 40, 100}, options, 12) == last(40, 12) + last(100, 12));
+    CHECK(engine::pairs_of_look({0, 40, 50, 61}, options, 12) == last(40, 12) + last(61, 11)); // a tail alone
+    options.min_length = 41;
+    CHECK(engine::pairs_of_look({0, 40, 100}, options, 12) == last(100, 12));
+    options.min_length = 0;
+    options.sink = 50;
+    CHECK(engine::pairs_of_look({0, 40, 100}, options, 12) == last(100, 12)); // sinks alone
+    options.enabled = 0;
+    CHECK(engine::pairs_of_look({0, 40, 100}, options, 12) == 0);
+
+    // The engine's own count, layer after layer, from the rows that each span still has.
+    loaded model;
+    engine::cpu_session session(model.weights, model.ops, options_of(dropping::cumulative));
+    session.admit(0);
+    auto request = request_of(0, request_tag::prefill, 0, model.plain.random_tokens(300, 21));
+    request.options.min_length = 40;
+    request.span_ends = {120, 150, 300};
+    const pass made = run(session, {request});
+    CHECK(made.layers[4].rows_in < 300);
+    for (const std::size_t layer : {1u, 3u, 4u}) {
+        std::vector<std::int32_t> bounds{0};
+        for (const auto& span : made.layers[layer].outcomes) {
+            bounds.push_back(bounds.back() + span.rows);
+        }
+        CAPTURE(layer, bounds);
+        REQUIRE(bounds.size() == 4);
+        CHECK(made.layers[layer].estimator_pairs > 0);
+        CHECK(made.layers[layer].estimator_pairs == engine::pairs_of_look(bounds, request.options, 12));
+    }
+}
+
+TEST_CASE("query blocks that are left alone score nothing") {
+    loaded model;
+    const auto prompt = model.plain.random_tokens(300, 22);
+    engine::session_options options = options_of(dropping::none, true);
+    options.list_sampling = uniprefill::query_sampling{32, 8};
+    const auto scored = [&](engine::planned_request request) {
+        engine::cpu_session session(model.weights, model.ops, options);
+        session.admit(0);
+        return run(session, {std::move(request)}).layers[2].estimator_pairs;
+    };
+    std::int64_t whole = 0;
+    std::int64_t first = 0; // of the span of 100 rows alone
+    for (std::int64_t begin = 0; begin < 300; begin += 32) {
+        for (std::int64_t row = std::min<std::int64_t>(begin + 32, 300) - 1; row >= begin; row -= 8) {
+            whole += row + 1;
+        }
+    }
+    for (std::int64_t begin = 0; begin < 100; begin += 32) {
+        for (std::int64_t row = std::min<std::int64_t>(begin + 32, 100) - 1; row >= begin; row -= 8) {
+            first += row + 1;
+        }
+    }
+    auto request = request_of(0, request_tag::prefill, 0, prompt);
+    CHECK(scored(request) == whole);
+    request.options.min_length = 301;
+    CHECK(scored(request) == 0);
+    request.options.min_length = 0;
+    request.options.enabled = 0;
+    CHECK(scored(request) == 0);
+    request.options.enabled = 1;
+    request.span_ends = {100, 300};
+    request.options.min_length = 0;
+    const std::int64_t both = scored(request);
+    request.options.min_length = 101;
+    CHECK(scored(request) == both - first);
 }
 
 TEST_CASE("of its own span a query reads what is listed, of what came before all") {

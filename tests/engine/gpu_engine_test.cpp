@@ -144,6 +144,34 @@ TEST_CASE("cuda engine: a prefill that drops rows says what the CPU's says") {
     }
 }
 
+TEST_CASE("cuda engine: with spans looks score what the CPU's score") {
+    if (!has_device()) return;
+    both_devices models;
+    const int vocab = models.plain.vocab;
+    const int rows = 1500;
+    const auto prompt = random_tokens(rows, vocab, 7);
+    // As many rows go on whatever the scores are.
+    for (const std::int32_t min_length : {0, 400, 480, 600}) {
+        engine::policy policy =
+            dropping(selection_rule::fixed_budget(350), selection_rule::fixed_budget(200));
+        policy.span = 512;
+        policy.min_length = min_length;
+        engine::reader cpu(models.cpu, policy, rows, 1);
+        const auto cuda = models.cuda->reader_of(policy, rows, 1);
+        cpu.prefill(prompt);
+        cuda->prefill(prompt);
+        for (std::size_t layer = 0; layer < wide_model::layers; ++layer) {
+            const auto& a = cpu.layers()[layer];
+            const auto& b = cuda->layers()[layer];
+            CAPTURE(min_length, layer, a.rows_in, b.rows_in, a.estimator_pairs);
+            CHECK(b.rows_in == a.rows_in);
+            CHECK(b.estimator_pairs == a.estimator_pairs);
+            const bool looks = layer == 1 ? min_length <= 480 : layer == 2 && min_length == 0;
+            CHECK((b.estimator_pairs > 0) == looks);
+        }
+    }
+}
+
 TEST_CASE("cuda engine: lists read what the CPU's read") {
     if (!has_device()) return;
     both_devices models;
@@ -215,10 +243,12 @@ TEST_CASE("cuda engine: graphs by rounded row counts") {
         CHECK(graphs.prefill(tokens).count_reads == 2);
         CHECK(eager.prefill(tokens).count_reads == 2);
         CHECK(graphs.lengths() == eager.lengths());
+        CHECK((graphs.graphs() == 0) == (prompt == 0)); // stretches are seen once, then recorded
         // Products of other row counts may sum in another order.
         CHECK(mean_kl(eager.logits(), graphs.logits(), model.plain.vocab) < 1e-3);
     }
-    CHECK(graphs.graphs() >= 3);
+    CHECK(graphs.graphs() >= 3); // each of three stretches for at least one row count
+    CHECK(graphs.graphs() <= 7); // the first for one, the others for at most three
 }
 
 TEST_CASE("cuda engine: tokens fed at once or one by one, and forgotten again") {

@@ -14,14 +14,14 @@ struct calibrate_options {
     std::vector<std::string> texts; ///< files, each tokenised alone
     std::int32_t tokens = 4096;     ///< of a window's prompt
     std::int32_t windows = 8;
-    double divergence = 0.01;               ///< most KL, mean over windows
+    std::optional<double> divergence;       ///< most KL, mean over windows; none: the search's own
     std::optional<std::int32_t> for_length; ///< prompts whose work is saved; none: the model's context
     bool lists = true;                      ///< whether block lists may be chosen
     /// Both or none: the least divergence within these shares of rows and pairs is looked for instead.
     std::optional<double> lin;
     std::optional<double> att;
-    double worst = 0.1; ///< weight of the worst window beside the mean, there
-    std::string begin;  ///< policy file that that search begins with; empty: the default for the model
+    std::optional<double> worst; ///< weight of the worst window beside the mean, there; none: its own
+    std::string begin; ///< policy file that that search begins with; empty: the default for the model
     double minutes = 60;
     std::uint64_t seed = 1;
     std::string out = "policy.json";

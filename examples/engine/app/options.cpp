@@ -544,6 +544,10 @@ void check_whole(const options& chosen) {
         if (!asked.lin && !asked.begin.empty()) {
             throw error("--begin", "--lin and --att beside it", "neither");
         }
+        if (!asked.lin && asked.worst) throw error("--worst", "--lin and --att beside it", "neither");
+        if (asked.lin && asked.divergence) {
+            throw error("--divergence", "neither --lin nor --att beside it", "both");
+        }
         return;
     }
     if (chosen.command == command::serve_sim) {
@@ -739,11 +743,10 @@ policy resolve_policy(const options& chosen, const model_identity& model) {
     if (by.span) out.span = *by.span;
     if (by.propagation) out.propagation = *by.propagation;
     if (by.list_share) {
-        out.list_rules.clear();
         if (*by.list_share == 0) {
-            out.lists.reset();
-            out.list_sampling.reset();
+            clear_lists(out);
         } else {
+            out.list_rules.clear();
             if (!out.lists) out.lists.emplace();
             out.lists->rule = uniprefill::selection_rule::top_p(*by.list_share, out.lists->rule.scope);
         }
@@ -768,7 +771,12 @@ policy resolve_policy(const options& chosen, const model_identity& model) {
         }
     }
     check(out, source + ": ");
-    check_layers(out, model.layers, by.layers.empty() ? source : "--layers");
+    if (!by.layers.empty()) { // not the file's
+        policy asked;
+        asked.rules = out.rules;
+        check_layers(asked, model.layers, "--");
+    }
+    check_layers(out, model.layers, source + ": ");
     return out;
 }
 

@@ -200,14 +200,23 @@ void check(const policy& checked, const std::string& where) {
 }
 
 void check_layers(const policy& checked, std::int32_t layers, const std::string& where) {
-    for (const auto* rules : {&checked.rules, &checked.list_rules}) {
-        for (const layer_rule& entry : *rules) {
-            if (entry.layer >= layers) {
-                throw error(where, "layers from 0 to " + std::to_string(layers - 1) + ", which the model has",
-                            "layer " + std::to_string(entry.layer));
-            }
+    const auto check_all = [&](const std::vector<layer_rule>& rules, const char* field) {
+        for (const layer_rule& entry : rules) {
+            if (entry.layer < layers) continue;
+            throw error(where + field,
+                        "layers from 0 to " + std::to_string(layers - 1) + ", which the model has",
+                        "layer " + std::to_string(entry.layer));
         }
-    }
+    };
+    check_all(checked.rules, "layers");
+    check_all(checked.list_rules, "lists.layers");
+}
+
+void clear_lists(policy& of) {
+    of.lists.reset();
+    of.list_rules.clear();
+    of.list_sampling.reset();
+    of.list_means = false;
 }
 
 const char* name_of(uniprefill::rule_kind kind) {

@@ -72,7 +72,11 @@ policy default_policy(const model_identity& model);
 /// Throws `error`, its argument starting with `where`, unless every number is in range and layers rise.
 void check(const policy& checked, const std::string& where);
 
-/// Throws `error` if a rule names a layer that a model of `layers` layers doesn't have.
+/// Every head reads every key: no lists, and nothing of what goes with them.
+void clear_lists(policy& of);
+
+/// Throws `error`, its argument starting with `where`, if a rule, or one of lists, names a layer that a model
+/// of `layers` layers doesn't have.
 void check_layers(const policy& checked, std::int32_t layers, const std::string& where);
 
 /// "top-p", "fixed-ratio", ... and back, as policy files and options spell them. The parsers return false for

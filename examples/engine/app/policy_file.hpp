@@ -30,7 +30,10 @@ namespace engine {
 //     "ties": "lower-block-first",    or "higher-block-first"
 //     "crossing": "minimal",          or "published"
 //     "layers": [7, {"layer": 11, "p": 0.99}, ...],
-//     "lists": {"p": 0.99, "sink": 64, "window": 256}   and the other keys of a rule; left out: no lists
+//     "lists": {"p": 0.99, "sink": 64, "window": 256,   and the other keys of a rule; left out: no lists
+//               "mean": false,                          whether blocks that are skipped are met by their
+//               means "query_rows": 64, "sample": 8,          lists of their own for so many query rows; else
+//               none "layers": [{"layer": 3, "p": 0.9}]}     rules of their own by layer, as above
 //   }
 
 /// Larger files are refused unread.

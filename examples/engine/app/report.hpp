@@ -16,6 +16,7 @@ struct machine_info {
     std::string cpu; ///< as the processor calls itself
     std::int32_t threads = 1;
     std::string arithmetic; ///< of the matrix products
+    std::string device{};   ///< that computed instead of the processor's threads; empty: none
 };
 
 /// One layer of one prefill.

@@ -33,10 +33,13 @@ std::string header(const report& shown) {
     out += "First token after <em>" + ours + "</em>" +
            (speedup >= 1.005 ? " instead of " + dense : ", dense after " + dense) + "</h1><p class='lead'>";
     out += escape_html(shown.model) + " read " + with_commas(shown.tokens) + " tokens of " +
-           escape_html(shown.prompt_name) + " twice, on " + escape_html(shown.machine.cpu) + " with " +
-           std::to_string(shown.machine.threads) + (shown.machine.threads == 1 ? " thread. " : " threads. ") +
-           "Leaving tokens out as soon as no later layer needs them made the prefill " + speed_text(speedup) +
-           ".";
+           escape_html(shown.prompt_name) + " twice, on " +
+           (shown.machine.device.empty()
+                ? escape_html(shown.machine.cpu) + " with " + std::to_string(shown.machine.threads) +
+                      (shown.machine.threads == 1 ? " thread" : " threads")
+                : escape_html(shown.machine.device)) +
+           ". Leaving tokens out as soon as no later layer needs them made the prefill " +
+           speed_text(speedup) + ".";
     if (shown.quality.positions > 0) {
         out += " The next-token probabilities moved by " + significant(shown.quality.kl_mean, 2) +
                " nats on average.";
@@ -247,6 +250,10 @@ std::string how_it_ran(const report& shown) {
     for (const layer_rule& rule : used.rules) {
         layers += (layers.empty() ? "" : "<br>") + std::to_string(rule.layer) + ": " + describe(rule.rule);
     }
+    std::string listed;
+    for (const layer_rule& rule : used.list_rules) {
+        listed += "<br>layer " + std::to_string(rule.layer) + ": " + describe(rule.rule);
+    }
     const auto row = [](const char* term, const std::string& text) {
         return std::string("<dt>") + term + "</dt><dd>" + text + "</dd>";
     };
@@ -259,7 +266,7 @@ std::string how_it_ran(const report& shown) {
                                      ? ", by " + std::to_string(used.list_sampling->query_rows) +
                                            " rows from one in " + std::to_string(used.list_sampling->sample)
                                      : "") +
-                                (used.list_means ? "; others by their means" : "")
+                                (used.list_means ? "; others by their means" : "") + listed
                           : "all") +
            row("Blocks", std::to_string(used.block_rows) + " tokens (G)") +
            row("Observed", "the last " + std::to_string(used.num_observations) + " tokens (n)") +
@@ -271,7 +278,8 @@ std::string how_it_ran(const report& shown) {
     out += "</dl></div><div class='card'><h3>Run</h3><dl>";
     out += row("Model", escape_html(shown.model)) + row("Prompt", escape_html(shown.prompt_name)) +
            row("Processor", escape_html(shown.machine.cpu)) +
-           row("Threads", std::to_string(shown.machine.threads)) +
+           (shown.machine.device.empty() ? row("Threads", std::to_string(shown.machine.threads))
+                                         : row("Device", escape_html(shown.machine.device))) +
            row("Products in", escape_html(shown.machine.arithmetic)) +
            row("Peak memory", "dense " + memory_text(shown.dense.peak_memory_bytes) + ", sparsified " +
                                   memory_text(shown.sparsified.peak_memory_bytes));

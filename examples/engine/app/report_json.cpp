@@ -79,6 +79,17 @@ json dropped_to_json(const std::vector<std::int32_t>& drop_layer) {
     return out;
 }
 
+json machine_to_json(const machine_info& of) {
+    json out = {{"cpu", of.cpu}};
+    if (of.device.empty()) {
+        out["threads"] = of.threads;
+    } else {
+        out["device"] = of.device;
+    }
+    out["arithmetic"] = of.arithmetic;
+    return out;
+}
+
 } // namespace
 
 std::string report_json(const report& made) {
@@ -93,10 +104,7 @@ std::string report_json(const report& made) {
                       {"layers", layers_to_json(made)},
                       {"model", made.model},
                       {"prompt", made.prompt_name},
-                      {"machine",
-                       {{"cpu", made.machine.cpu},
-                        {"threads", made.machine.threads},
-                        {"arithmetic", made.machine.arithmetic}}},
+                      {"machine", machine_to_json(made.machine)},
                       {"policy", json::parse(write_policy(made.policy))},
                       {"selecting_layers", masses_to_json(made)},
                       {"dropped", dropped_to_json(made.drop_layer)}};

@@ -57,9 +57,12 @@ void wrap(std::ostream& out, std::string_view text, std::size_t indent) {
 void print_heading(const report& made, std::ostream& out) {
     out << one_line(made.model) << " reads " << one_line(made.prompt_name) << " (" << with_commas(made.tokens)
         << " tokens)\n"
-        << "  machine  " << one_line(made.machine.cpu) << ", " << made.machine.threads
-        << (made.machine.threads == 1 ? " thread, " : " threads, ") << one_line(made.machine.arithmetic)
-        << '\n'
+        << "  machine  "
+        << (made.machine.device.empty()
+                ? one_line(made.machine.cpu) + ", " + std::to_string(made.machine.threads) +
+                      (made.machine.threads == 1 ? " thread" : " threads")
+                : one_line(made.machine.device))
+        << ", " << one_line(made.machine.arithmetic) << '\n'
         << "  policy   " << one_line(made.policy.name) << ": G " << made.policy.block_rows << ", n "
         << made.policy.num_observations << ", sink " << made.policy.sink << ", tail " << made.policy.tail
         << ", " << name_of(made.policy.propagation) << "\n\n";

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <limits>
 #include <map>
 
 namespace engine::calibration {
@@ -60,13 +62,26 @@ std::int8_t usual_lists(const choice& of) {
     return most == layers.end() ? std::int8_t{0} : most->first;
 }
 
-double share_of_rule(const selection_rule& rule, mass_scope scope) {
-    if (rule.kind != uniprefill::rule_kind::top_p || rule.scope != scope) {
-        throw error("the policy to begin with",
-                    std::string("top-p of scope ") + name_of(scope) + ", which is what is searched among",
-                    engine::describe(rule));
+/// Throws unless p is all that @p rule has.
+void check_rule(const selection_rule& rule, mass_scope scope, const std::string& at) {
+    const selection_rule usual = selection_rule::top_p(share_of(rule), scope);
+    const auto same = [&](const char* key, const std::string& expected, const std::string& came) {
+        if (came != expected) {
+            throw error(at + key, expected + ", as all that is searched among has", came);
+        }
+    };
+    same(".selector", name_of(usual.kind), name_of(rule.kind));
+    same(".scope", name_of(usual.scope), name_of(rule.scope));
+    same(".min_kept", std::to_string(usual.min_kept_rows), std::to_string(rule.min_kept_rows));
+    same(".max_kept", std::to_string(usual.max_kept_rows), std::to_string(rule.max_kept_rows));
+    same(".ties", name_of(usual.ties), name_of(rule.ties));
+    same(".crossing", name_of(usual.crossing), name_of(rule.crossing));
+}
+
+void check_rules(const std::vector<layer_rule>& rules, mass_scope scope, const std::string& where) {
+    for (std::size_t i = 0; i < rules.size(); ++i) {
+        check_rule(rules[i].rule, scope, where + "[" + std::to_string(i) + "]");
     }
-    return share_of(rule);
 }
 
 } // namespace
@@ -91,19 +106,41 @@ choice with_lists(choice of, std::int8_t step) {
     return of;
 }
 
+void check_begin(const policy& given, std::int32_t layers, std::int32_t tokens, const std::string& where) {
+    check_layers(given, layers, where);
+    if (given.propagation != uniprefill::propagation::cumulative) {
+        throw error(where + "propagation", "cumulative", name_of(given.propagation));
+    }
+    if (given.span != 0) {
+        throw error(where + "span", "0, as windows are read at once", std::to_string(given.span));
+    }
+    if (given.min_length > tokens) {
+        throw error(where + "min_length",
+                    "at most " + std::to_string(tokens) + ", the tokens of a window: nothing is dropped else",
+                    std::to_string(given.min_length));
+    }
+    check_rules(given.rules, mass_scope::free, where + "layers");
+    if (!given.lists) return;
+    check_rule(given.lists->rule, mass_scope::all, where + "lists");
+    check_rules(given.list_rules, mass_scope::all, where + "lists.layers");
+    if (given.list_sampling) {
+        throw error(where + "lists.query_rows", "none, as a prompt's rows share lists in a search",
+                    std::to_string(given.list_sampling->query_rows));
+    }
+}
+
 choice choice_of(const policy& given, std::int32_t layers) {
-    check_layers(given, layers, "the policy to begin with");
+    check_begin(given, layers, std::numeric_limits<std::int32_t>::max(), "the policy to begin with: ");
     choice made = dense_choice(layers);
     for (const layer_rule& one : given.rules) {
-        made.steps[static_cast<std::size_t>(one.layer)] =
-            layer_step(share_of_rule(one.rule, mass_scope::free));
+        made.steps[static_cast<std::size_t>(one.layer)] = layer_step(share_of(one.rule));
     }
     made.sink = nearest_rows(choice::forced_rows, given.sink);
     made.tail = nearest_rows(choice::forced_rows, given.tail);
     if (!given.lists) return made;
-    made = with_lists(made, list_step(share_of_rule(given.lists->rule, mass_scope::all)));
+    made = with_lists(made, list_step(share_of(given.lists->rule)));
     for (const layer_rule& one : given.list_rules) {
-        made.lists[static_cast<std::size_t>(one.layer)] = list_step(share_of_rule(one.rule, mass_scope::all));
+        made.lists[static_cast<std::size_t>(one.layer)] = list_step(share_of(one.rule));
     }
     made.window = nearest_rows(choice::list_windows, given.lists->window);
     return made;
@@ -112,11 +149,9 @@ choice choice_of(const policy& given, std::int32_t layers) {
 policy policy_of(const choice& chosen, const policy& base) {
     policy made = base;
     made.rules.clear();
-    made.lists.reset();
-    made.list_rules.clear();
+    clear_lists(made);
     made.sink = forced(chosen.sink, base.sink);
     made.tail = forced(chosen.tail, base.tail);
-    made.list_sampling.reset();
     for (std::size_t layer = 0; layer < chosen.steps.size(); ++layer) {
         if (chosen.steps[layer] == 0) continue;
         const double p = share_at(choice::layer_shares, chosen.steps[layer]);
@@ -128,6 +163,7 @@ policy policy_of(const choice& chosen, const policy& base) {
         return selection_rule::top_p(share_at(choice::list_shares, step), mass_scope::all);
     };
     made.lists = base.lists.value_or(uniprefill::list_options<>{}); // sinks are the base's
+    made.list_means = base.list_means;
     made.lists->rule = rule_of(usual);
     made.lists->window = choice::list_windows[static_cast<std::size_t>(chosen.window)];
     for (std::size_t layer = 0; layer < chosen.lists.size(); ++layer) {

@@ -42,16 +42,20 @@ struct choice {
 /// Nothing dropped in a model of @p layers layers.
 choice dense_choice(std::int32_t layers);
 
-/// The step down a ladder that has just this p; the nearest one below it where there is none.
+/// The step down a ladder that has just this p; the nearest one where there is none.
 std::int8_t layer_step(double share);
 std::int8_t list_step(double share);
 
 /// The same with one step of lists at every layer.
 choice with_lists(choice of, std::int8_t step);
 
+/// Throws `error`, its argument @p where and a field, unless choices can say what @p given says: cumulative,
+/// no spans, rules of top-p over free mass and lists of top-p over all mass that have nothing else of their
+/// own, none by query block, all at layers of the model. Nor may prompts of @p tokens be too short for it.
+void check_begin(const policy& given, std::int32_t layers, std::int32_t tokens, const std::string& where);
+
 /// The choice that says what @p given says, but for p, windows and forced rows that no ladder has: the
-/// nearest step is taken. Throws `error` where the policy has rules other than top-p over free mass, or lists
-/// other than top-p over all mass.
+/// nearest step is taken. Throws `error` as check_begin() does.
 choice choice_of(const policy& given, std::int32_t layers);
 
 /// The fixed list for models that nobody has measured, from little to much dropped, with these lists; none

@@ -4,12 +4,15 @@
 #include "engine/calibration/outcome.hpp"
 
 #include "engine/app/number_text.hpp"
+#include "engine/app/policy_file.hpp"
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <string_view>
 
 namespace engine::calibration {
 
@@ -46,14 +49,54 @@ std::string work_text(const work& of) {
            ")";
 }
 
+std::string bounds_text(const sweep_options& of, const char* between) {
+    return "lin " + short_number(of.lin) + between + "att " + short_number(of.att);
+}
+
 std::string wanted_text(const outcome& found) {
     if (!found.within) return "wanted divergence " + short_number(found.divergence);
     return "least divergence (mean and " + short_number(found.within->worst) +
-           " times the worst window's) within lin " + short_number(found.within->lin) + " and att " +
-           short_number(found.within->att);
+           " times the worst window's) within " + bounds_text(*found.within, " and ");
 }
 
+/// That the bounds couldn't be met; empty where they are, and without any.
+std::string missed_text(const outcome& found) {
+    if (is_within(found)) return {};
+    return "Nothing was within " + bounds_text(*found.within, " and ") + "; this came nearest.";
+}
+
+/// FNV-1a, eight digits.
+std::string digits_of(std::string_view text) {
+    std::uint32_t hash = 2166136261u;
+    for (const char c : text) {
+        hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+    }
+    std::string digits;
+    for (int shift = 28; shift >= 0; shift -= 4) {
+        digits += "0123456789abcdef"[(hash >> shift) & 15u];
+    }
+    return digits;
+}
+
+/// What was asked for, and digits of all that @p made says: another policy has another name.
+std::string name_of(const outcome& found, policy made) {
+    made.name.clear();
+    made.comment.clear();
+    return "calibrated " +
+           (found.within ? "within " + bounds_text(*found.within, ", ")
+                         : "for divergence " + short_number(found.divergence)) +
+           ", seed " + std::to_string(found.seed) + " (" + digits_of(write_policy(made)) + ")";
+}
+
+/// Longer ones aren't told in a comment, which has an end too.
+constexpr std::size_t most_told = 2000;
+
 } // namespace
+
+bool is_within(const outcome& found) {
+    const calibration::work& took = found.best.measured.work;
+    return !found.within || (took.lin <= found.within->lin && took.att <= found.within->att);
+}
 
 std::optional<double> baseline_at_equal_work(const outcome& found) {
     std::vector<const score*> points;
@@ -77,13 +120,16 @@ std::optional<double> baseline_at_equal_work(const outcome& found) {
 policy policy_of(const outcome& found, const policy& base) {
     policy made = policy_of(found.best.choice, base);
     const score& at = found.best.measured;
-    made.name = "calibrated: " + describe(found.best.choice);
-    made.name.resize(std::min<std::size_t>(made.name.size(), 200));
+    made.name = name_of(found, made);
     const std::string windows =
         std::to_string(found.begins.size()) + " windows of " + with_commas(found.tokens) + " tokens";
     made.comment = "Found by a search for " + (found.model.empty() ? "an unnamed model" : found.model) +
                    " on " + windows + ", seed " + std::to_string(found.seed) + ", " + wanted_text(found) +
                    (found.complete ? "." : "; the time limit ended it early.");
+    if (const std::string chosen = describe(found.best.choice); chosen.size() <= most_told) {
+        made.comment += "\nChosen: " + chosen + ".";
+    }
+    if (!is_within(found)) made.comment += "\n" + missed_text(found);
     made.comment += "\nThere: KL(dense || sparsified) mean " + significant(at.kl, 3) + ", worst window " +
                     significant(at.kl_max, 3) + " nats; " + work_text(at.work) + " at " +
                     with_commas(found.length) + " tokens.";
@@ -108,8 +154,9 @@ std::string table_of_layers(const outcome& found) {
 
 std::string summary_of(const outcome& found) {
     const score& at = found.best.measured;
-    std::string text = "Chosen: " + describe(found.best.choice) + "\n  KL mean " + significant(at.kl, 3) +
-                       ", worst window " + significant(at.kl_max, 3) + "; " + work_text(at.work) + "\n";
+    std::string text = is_within(found) ? "" : missed_text(found) + "\n";
+    text += "Chosen: " + describe(found.best.choice) + "\n  KL mean " + significant(at.kl, 3) +
+            ", worst window " + significant(at.kl_max, 3) + "; " + work_text(at.work) + "\n";
     for (const measured_choice& one : found.baseline) {
         text += "The fixed list, " + describe(one.choice) + "\n  KL mean " + significant(one.measured.kl, 3) +
                 ", worst window " + significant(one.measured.kl_max, 3) + "; " +
@@ -149,6 +196,7 @@ std::string json_of(const outcome& found) {
         row.update(json_of(one.measured));
         made["layers"].push_back(row);
     }
+    if (found.within) made["within"] = is_within(found);
     if (const auto equal = baseline_at_equal_work(found)) made["fixed_list_at_equal_work"] = *equal;
     return made.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
 }

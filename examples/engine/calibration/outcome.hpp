@@ -36,11 +36,15 @@ struct outcome {
     std::vector<measured_choice> baseline; ///< the fixed list at several p, lists as in the best
 };
 
+/// Whether the best choice's work is within the bounds, or there are none.
+bool is_within(const outcome& found);
+
 /// The baseline's divergence at the best choice's work, on a straight line between the logarithms of the
 /// nearest two; none where that lies outside of what was measured.
 std::optional<double> baseline_at_equal_work(const outcome& found);
 
-/// The policy with its figures as comment.
+/// The policy, its name what was asked for and eight digits of what it says, its comment the choice and its
+/// figures.
 policy policy_of(const outcome& found, const policy& base);
 
 std::string table_of_layers(const outcome& found);

@@ -86,13 +86,13 @@ std::vector<sweep::move> sweep::moves() const {
             made.push_back({layer, by});
         }
     }
-    for (std::size_t layer = 0; layer < layers; ++layer) {
+    for (std::size_t layer = 0; options_.lists && layer < layers; ++layer) {
         for (const std::int32_t by : {-1, 1, -2, 2}) {
             made.push_back({layers + layer, by});
         }
     }
     for (const std::int32_t by : {-1, 1}) {
-        for (std::size_t other = 0; other < 4; ++other) {
+        for (std::size_t other = options_.lists ? 0 : 2; other < 4; ++other) {
             made.push_back({2 * layers + other, by});
         }
     }

@@ -18,6 +18,7 @@ struct sweep_options {
     double lin = 0.5;         ///< most rows entering output projection and MLP, as score::work has them
     double att = 0.15;        ///< most (query, key) pairs
     double worst = 0.1;       ///< weight of the worst window's KL beside the mean's 1
+    bool lists = true;        ///< whether block lists may be chosen; if not, none to begin with
     std::uint64_t seed = 1;   ///< of the order in which moves are tried, and of kicks
     std::int32_t idle = 20;   ///< kicks that bring nothing, one after another, after which it ends
     std::int32_t fresh = 48;  ///< moves that are measured between two exchanges
@@ -44,7 +45,7 @@ class sweep {
 
     /// The least divergence within the bounds; where nothing was within them, what came nearest.
     measured_choice best() const { return best_; }
-    /// Of accepted choices that were the best so far, in order.
+    /// Of choices that were the best so far when they were measured, accepted or not, in order.
     const std::vector<measured_choice>& path() const { return path_; }
     std::int64_t evaluations() const { return static_cast<std::int64_t>(seen_.size()); }
 

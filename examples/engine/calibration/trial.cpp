@@ -7,6 +7,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -44,7 +45,11 @@ bool trial::for_each_window(const Work& work) {
     const std::int32_t workers = std::max(std::min(reader_.workers(), most), 1);
     std::vector<std::thread> others;
     for (std::int32_t worker = 1; worker < workers; ++worker) {
-        others.emplace_back(run, worker);
+        try {
+            others.emplace_back(run, worker);
+        } catch (const std::system_error&) {
+            break; // those that there are do its work
+        }
     }
     run(0);
     for (std::thread& other : others) {

@@ -3,8 +3,6 @@
 
 #include "engine/cuda/policy_session.hpp"
 
-#include <algorithm>
-
 namespace engine::cuda {
 
 namespace {
@@ -67,17 +65,12 @@ void change_policy(session& session, const policy& policy) {
 
 std::vector<layer_record> records_of(const session& session) {
     std::vector<layer_record> made;
-    const std::int64_t n = session.options().num_observations;
     for (const layer_facts& facts : session.facts()) {
         layer_record record;
         record.rows_in = facts.rows_in;
         record.rows_kept = facts.rows_kept;
         record.pairs = facts.pairs;
-        if (facts.looked) {
-            const std::int64_t rows = facts.rows_in;
-            const std::int64_t looking = std::min(rows, n);
-            record.estimator_pairs = looking * rows - looking * (looking - 1) / 2;
-        }
+        record.estimator_pairs = facts.estimator_pairs;
         made.push_back(record);
     }
     return made;

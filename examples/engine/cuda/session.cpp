@@ -5,6 +5,7 @@
 
 #include "engine/cuda/linear_rows.hpp"
 #include "engine/cuda/row_kernels.hpp"
+#include "engine/model/estimator_pairs.hpp"
 
 #include <uniprefill/core/exceptions.hpp>
 
@@ -63,6 +64,7 @@ session::session(const cuda_model& model, session_options options)
     , counts_(static_cast<std::size_t>(config_.layers))
     , counted_pairs_(static_cast<std::size_t>(config_.layers))
     , counted_lengths_(static_cast<std::size_t>(config_.layers))
+    , counted_spans_(count_of(config_.layers, span_bounds()))
     , likeliest_(static_cast<std::size_t>(std::max(options_.following, 1))) {
     if (options_.prompt < 1 || options_.following < 1) {
         throw error("prompt", "at least one token, and room for one after it",
@@ -387,6 +389,11 @@ void session::decide(std::int32_t layer) {
     const bool decides = decision < decisions_.size();
     if (decides && options_.counts == counts_kind::budget) kept_bound = budget_after(decision, rows_);
     before_ = sparsity_->rows();
+    if (counts()) {
+        copy_back(counted_spans_.data() + count_of(layer, span_bounds()),
+                  before_.cu_segments != nullptr ? before_.cu_segments : before_.cu_seqlens,
+                  count_of(span_bounds(), sizeof(std::int32_t)), stream_);
+    }
     sparsity_->look(layer, queries(bound), keys, kept_bound, stream_);
     if (decides) {
         const std::size_t spans = outcomes_.size() / static_cast<std::size_t>(config_.layers);
@@ -557,7 +564,10 @@ void session::collect_facts(std::int32_t first) {
         facts.rows_in = counted_lengths_[at];
         facts.rows_kept = static_cast<std::int32_t>(counted_pairs_[at].queries);
         facts.pairs = static_cast<std::int64_t>(counted_pairs_[at].pairs) / lists_read_[at];
-        facts.looked = pattern_.kind(layer) == layer_kind::full && sparsity_ && sparsity_->looks(layer);
+        if (pattern_.kind(layer) != layer_kind::full || !sparsity_ || !sparsity_->looks(layer)) continue;
+        const std::int32_t* const bounds = counted_spans_.data() + count_of(layer, span_bounds());
+        facts.estimator_pairs =
+            pairs_of_look({bounds, bounds + span_bounds()}, options_.request, options_.num_observations);
     }
 }
 
@@ -642,7 +652,7 @@ void session::note_rows(std::size_t index) {
 
 void session::run_stretch(std::size_t index, bool as_graph) {
     if (!as_graph) return put_stretch(index);
-    piece& of = pieces_[{static_cast<std::int32_t>(index), rows_before_, rows_}];
+    piece& of = pieces_[{static_cast<std::int32_t>(index), rows_}];
     if (of.recorded) {
         of.recorded.launch(stream_);
         if (sparsity_) sparsity_->restore(index);
@@ -849,6 +859,14 @@ void session::leave_caches() {
     check(cudaMemcpyAsync(left_->entered.data(), entered_.data(), entered_.bytes(), cudaMemcpyDeviceToDevice,
                           stream_),
           "trail");
+}
+
+std::size_t session::graphs() const {
+    std::size_t recorded = whole_ ? 1 : 0;
+    for (const auto& [key, of] : pieces_) {
+        if (of.recorded) ++recorded;
+    }
+    return recorded;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@
 
 #include <uniprefill/core/batch.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -118,7 +119,8 @@ class session {
     /// Rows that the prompt's layers read on entry, and rows that left attention.
     const std::vector<std::int32_t>& rows_in() const { return rows_in_; }
     const std::vector<std::int32_t>& rows_kept() const { return rows_kept_; }
-    /// Of the last prompt, from the device.
+    /// Of the last prompt, from the device. After prefill_from() those of the layers that ran alone are this
+    /// prompt's; what an earlier one left stands in the others.
     std::vector<decision_record> decisions() const;
     /// Rows of each layer's cache, from the device.
     std::vector<std::int32_t> lengths() const { return lengths_.get(); }
@@ -131,7 +133,7 @@ class session {
     /// Whether cuDNN reads the windows of prompts that nothing was dropped from.
     bool windows_by_cudnn() const { return windows_by_cudnn_; }
     /// Graphs recorded so far.
-    std::size_t graphs() const { return (whole_ ? 1 : 0) + pieces_.size(); }
+    std::size_t graphs() const;
     const session_options& options() const { return options_; }
 
     /// Whether prompts that run kernel by kernel count what each layer did: a small launch for each.
@@ -171,6 +173,10 @@ class session {
     void check_rules(const std::vector<uniprefill::selecting_layer<uniprefill::selection_rule>>& all) const;
     void note_decisions();
     bool counts() const { return counting_ || recording_; }
+    /// Where spans begin, and the last one's end.
+    std::int32_t span_bounds() const {
+        return static_cast<std::int32_t>(std::max<std::size_t>(options_.span_ends.size(), 1)) + 1;
+    }
     bool listed(std::int32_t layer) const;
     void run_by_counts(bool as_graphs, const device_trail* from = nullptr, std::int32_t first = 0);
     void begin_at(const device_trail& from, std::int32_t first);
@@ -251,6 +257,7 @@ class session {
     pinned_array<std::int32_t> counts_;          // [decisions], in a place for each layer
     pinned_array<pair_count> counted_pairs_;     // [layers]
     pinned_array<std::int32_t> counted_lengths_; // [layers]
+    pinned_array<std::int32_t> counted_spans_;   // [layers, span_bounds()]
     pinned_array<std::int32_t> likeliest_;
     step_arrays prompt_;
     step_arrays following_;
@@ -272,8 +279,9 @@ class session {
     bool by_stage_ = false;
     bool warm_ = false;
     graph whole_;
-    /// By stretch, and rows before and after the decision that it begins with: both are in its kernels.
-    std::map<std::array<std::int32_t, 3>, piece> pieces_;
+    /// By stretch and the rows that its products run over, which are in its kernels. How many rows there were
+    /// before the decision that it begins with is not: attention of the selecting layer runs before it.
+    std::map<std::array<std::int32_t, 2>, piece> pieces_;
     bool counting_ = false;
     bool recording_ = false;
     device_trail* left_ = nullptr;

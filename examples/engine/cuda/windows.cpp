@@ -87,11 +87,7 @@ void cuda_windows::prefill(std::size_t window, const choice& chosen, desk& by, b
     layers_run_ += layers() - start;
 }
 
-/// Whether a trail fits; what the window's own has taken before is its own.
-bool cuda_windows::has_room(const place& at, const std::vector<bool>& layers) const {
-    std::size_t free = 0;
-    std::size_t all = 0;
-    check(cudaMemGetInfo(&free, &all), "memory");
+std::size_t cuda_windows::bytes_wanted(const place& at, const std::vector<bool>& layers) const {
     const llama_config& config = model_.config();
     const std::size_t rows = windows_.front().prompt.size();
     std::size_t wanted = 0;
@@ -104,7 +100,27 @@ bool cuda_windows::has_room(const place& at, const std::vector<bool>& layers) co
         const bool asked = layers.empty() || layers[layer];
         if (asked && !kept) wanted += 4 * rows * static_cast<std::size_t>(config.hidden);
     }
-    return wanted == 0 || free > spare_ + wanted;
+    return wanted;
+}
+
+/// What is taken of a room counts twice until the room goes: that errs on the safe side.
+cuda_windows::room::room(cuda_windows& of, std::size_t wanted)
+    : of_(of)
+    , bytes_(wanted)
+    , is_there_(true) {
+    if (wanted == 0) return;
+    const std::lock_guard<std::mutex> lock(of_.rooms_);
+    std::size_t free = 0;
+    std::size_t all = 0;
+    check(cudaMemGetInfo(&free, &all), "memory");
+    is_there_ = free > of_.spare_ + of_.set_aside_ + wanted;
+    if (!is_there_) bytes_ = 0;
+    of_.set_aside_ += bytes_;
+}
+
+cuda_windows::room::~room() {
+    const std::lock_guard<std::mutex> lock(of_.rooms_);
+    of_.set_aside_ -= bytes_;
 }
 
 void cuda_windows::read_dense(std::size_t window, const std::vector<bool>& layers, std::int32_t worker) {
@@ -112,7 +128,8 @@ void cuda_windows::read_dense(std::size_t window, const std::vector<bool>& layer
     place& at = places_[window];
     const choice dense = calibration::dense_choice(this->layers());
     forget(window);
-    const bool left = has_room(at, layers);
+    const room aside(*this, bytes_wanted(at, layers));
+    const bool left = aside.is_there();
     at.left.may_begin = layers;
     prefill(window, dense, by, left);
     const auto vocab = static_cast<std::size_t>(model_.config().vocab);
@@ -165,7 +182,8 @@ void cuda_windows::adopt(std::size_t window, const choice& chosen, const std::ve
                          std::int32_t worker) {
     place& at = places_[window];
     if (at.keeps && chosen == at.adopted) return;
-    const bool left = has_room(at, layers);
+    const room aside(*this, bytes_wanted(at, layers));
+    const bool left = aside.is_there();
     if (left) {
         at.left.may_begin = layers;
         prefill(window, chosen, *desks_[static_cast<std::size_t>(worker)], true);

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 namespace engine::cuda {
@@ -54,7 +55,22 @@ class cuda_windows final : public calibration::window_reader {
     };
     /// The prefill; @p left: the window's trail is made anew.
     void prefill(std::size_t window, const calibration::choice& chosen, desk& by, bool left);
-    bool has_room(const place& at, const std::vector<bool>& layers) const;
+    /// Bytes that a trail takes beside what the window's own has taken before.
+    std::size_t bytes_wanted(const place& at, const std::vector<bool>& layers) const;
+    /// Room for a window's trail, set aside while it lives: workers ask at the same time.
+    class room {
+      public:
+        room(cuda_windows& of, std::size_t wanted);
+        ~room();
+        room(const room&) = delete;
+        room& operator=(const room&) = delete;
+        bool is_there() const { return is_there_; }
+
+      private:
+        cuda_windows& of_;
+        std::size_t bytes_;
+        bool is_there_;
+    };
 
     const cuda_model& model_;
     policy base_;
@@ -62,6 +78,8 @@ class cuda_windows final : public calibration::window_reader {
     std::size_t spare_;
     std::vector<std::unique_ptr<desk>> desks_; ///< a worker each
     std::vector<place> places_;
+    std::mutex rooms_;
+    std::size_t set_aside_ = 0; ///< bytes of the rooms that there are
     std::atomic<std::int64_t> layers_run_{0};
     std::atomic<std::int64_t> layers_replayed_{0};
 };

@@ -4,6 +4,7 @@
 #include "engine/model/machine.hpp"
 
 #include "engine/error.hpp"
+#include "engine/model/estimator_pairs.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -305,6 +306,7 @@ void basic_machine<Ops>::list_by_query_block(const uniprefill::list_options<>& l
     const std::int32_t query_rows = lists_->query_rows();
     const std::int32_t sample = session_.options().list_sampling->sample;
     for (std::int32_t s = 0; s < entered.num_segments; ++s) {
+        if (!may_look_at(entered, s)) continue; // everything is read there
         const std::int32_t before =
             entered.cached_len(entered.request_of(s)) - entered.cu_seqlens[entered.request_of(s)];
         const std::int32_t begin = kept.segment_begin(entered, s), end = kept.segment_end(entered, s);
@@ -411,33 +413,11 @@ void basic_machine<Ops>::record(const uniprefill::selection& decided, const unip
 template <class Ops>
 void basic_machine<Ops>::count_look(const uniprefill::batch_view& before) {
     for (std::int32_t s = 0; s < before.num_segments; ++s) {
-        now().estimator_pairs += pairs_estimated(s, before);
+        const std::int32_t request = before.request_of(s);
+        const std::int64_t context =
+            std::int64_t{cached_lens_[static_cast<std::size_t>(request)]} - before.cu_seqlens[request];
+        now().estimator_pairs += pairs_of_look(before, s, context, session_.options().num_observations);
     }
-}
-
-template <class Ops>
-std::int64_t basic_machine<Ops>::pairs_estimated(std::int32_t segment,
-                                                 const uniprefill::batch_view& before) const {
-    const std::int32_t begin = before.segment_begin(segment), end = before.segment_end(segment);
-    const std::int32_t request = before.request_of(segment);
-    const uniprefill::request_options options = before.options_of(request);
-    if (!before.is_prefill(request) || options.enabled == 0 || end - begin < options.min_length) {
-        return 0;
-    }
-    std::int32_t first_free = begin;
-    while (first_free < end && uniprefill::is_forced_row(before, segment, first_free)) {
-        ++first_free;
-    }
-    if (first_free == end) {
-        return 0;
-    }
-    const std::int64_t context =
-        std::int64_t{cached_lens_[static_cast<std::size_t>(request)]} - before.cu_seqlens[request];
-    std::int64_t pairs = 0;
-    for (std::int32_t row = std::max(begin, end - session_.options().num_observations); row < end; ++row) {
-        pairs += context + row + 1;
-    }
-    return pairs;
 }
 
 template <class Ops>

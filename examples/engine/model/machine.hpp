@@ -65,7 +65,8 @@ class basic_machine {
     /// By row of the plan: the last layer that dropped it, -1 where it is alive.
     const std::vector<std::int32_t>& dropped_at() const { return dropped_at_; }
     double seconds() const { return seconds_; }
-    /// By block and head, of the layer whose decide segment ran last; only where the session has lists.
+    /// By block and head, of the layer whose decide segment ran last; only where the session has lists
+    /// and no list_sampling.
     uniprefill::head_mass_view head_masses() { return lists_->masses(); }
 
   private:
@@ -89,7 +90,6 @@ class basic_machine {
     void leave(const uniprefill::selection& decided);
     void record(const uniprefill::selection& decided, const uniprefill::batch_view& before);
     void count_look(const uniprefill::batch_view& before);
-    std::int64_t pairs_estimated(std::int32_t segment, const uniprefill::batch_view& before) const;
     /// @return the segment's mass
     double record_blocks(std::int32_t segment, const uniprefill::batch_view& before,
                          const uniprefill::selection& decided);
