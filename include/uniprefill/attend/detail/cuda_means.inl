@@ -26,7 +26,7 @@ struct average_task {
 };
 
 /// A block that has a place among means, if there is one.
-struct block_place {
+struct averaged_block {
     std::int32_t first_row; ///< packed
     bool whole;             ///< false: nobody's place, or fewer than G rows
 };
@@ -38,9 +38,9 @@ struct average_part {
     T elements[count];
 };
 /// Place @p at of the means of a step. O(log segments).
-[[nodiscard]] inline UNIPREFILL_API block_place place_of_mean(const batch_view& batch,
-                                                              std::int32_t block_rows,
-                                                              std::int32_t at) noexcept {
+[[nodiscard]] inline UNIPREFILL_API averaged_block place_of_mean(const batch_view& batch,
+                                                                 std::int32_t block_rows,
+                                                                 std::int32_t at) noexcept {
     const auto begin_of = [&](std::int32_t segment) {
         return clamped(batch.segment_begin(segment), 0, batch.num_rows);
     };
@@ -74,7 +74,7 @@ UNIPREFILL_HIDDEN __global__ void __launch_bounds__(average_threads)
     for (std::int64_t index = std::int64_t{blockIdx.x} * average_threads + threadIdx.x; index < all;
          index += std::int64_t{gridDim.x} * average_threads) {
         const auto at = static_cast<std::int32_t>(index / of_block);
-        const block_place place = place_of_mean(task.batch, task.block_rows, at);
+        const averaged_block place = place_of_mean(task.batch, task.block_rows, at);
         if (!place.whole) {
             continue;
         }

@@ -69,10 +69,10 @@ struct window_names {
     const char* cached_positions;
     const char* cached_positions_stride;
 };
-inline constexpr window_names names_in_options{"options.window", "options.cached_positions",
-                                               "options.cached_positions_stride"};
-inline constexpr window_names names_in_attention{"attention.window", "attention.cached_positions",
-                                                 "attention.cached_positions_stride"};
+UNIPREFILL_HIDDEN inline constexpr window_names names_in_options{"options.window", "options.cached_positions",
+                                                                 "options.cached_positions_stride"};
+UNIPREFILL_HIDDEN inline constexpr window_names names_in_attention{
+    "attention.window", "attention.cached_positions", "attention.cached_positions_stride"};
 
 [[nodiscard]] inline UNIPREFILL_HOST_API status check_window_shape(const attention_options& options,
                                                                    const window_names& names) noexcept {

@@ -228,8 +228,8 @@ struct query_list_marks {
     std::int64_t words = 0;
     std::int64_t capacity = 0; ///< of block_lists::blocks
 
-    static constexpr std::int32_t no_choice = -1; ///< everything is read whatever is listed
-    static constexpr std::int32_t untrusted = -2; ///< scores or the total make no sense
+    UNIPREFILL_HIDDEN static constexpr std::int32_t no_choice = -1; ///< everything is read whatever is listed
+    UNIPREFILL_HIDDEN static constexpr std::int32_t untrusted = -2; ///< scores or the total make no sense
 
     [[nodiscard]] static UNIPREFILL_HOST_API query_list_marks carve(workspace& memory, const limits& bounds,
                                                                     std::int32_t query_rows,
