@@ -48,7 +48,7 @@ std::int8_t nearest_rows(const Ladder& ladder, std::int32_t rows) {
 
 /// What was forced by the step, or, where there is none, by @p base.
 std::int32_t forced(std::int8_t step, std::int32_t base) {
-    return step < 0 ? base : choice::forced_rows[static_cast<std::size_t>(step)];
+    return step < 0 ? base : choice::forced_rows[static_cast<std::size_t>(std::int32_t{step})];
 }
 
 /// The p that most layers' lists have; 0 where no layer has any.
@@ -165,7 +165,7 @@ policy policy_of(const choice& chosen, const policy& base) {
     made.lists = base.lists.value_or(uniprefill::list_options<>{}); // sinks are the base's
     made.list_means = base.list_means;
     made.lists->rule = rule_of(usual);
-    made.lists->window = choice::list_windows[static_cast<std::size_t>(chosen.window)];
+    made.lists->window = choice::list_windows[static_cast<std::size_t>(std::int32_t{chosen.window})];
     for (std::size_t layer = 0; layer < chosen.lists.size(); ++layer) {
         if (chosen.lists[layer] == usual) continue;
         made.list_rules.push_back({static_cast<std::int32_t>(layer), rule_of(chosen.lists[layer])});
@@ -219,7 +219,8 @@ std::string describe(const choice& chosen) {
             add(std::to_string(layer) + ":" +
                 short_number(share_at(choice::list_shares, chosen.lists[layer])));
         }
-        const std::int32_t window = choice::list_windows[static_cast<std::size_t>(chosen.window)];
+        const std::int32_t window =
+            choice::list_windows[static_cast<std::size_t>(std::int32_t{chosen.window})];
         if (window != uniprefill::list_options<>{}.window) add("window " + std::to_string(window));
     }
     if (text.empty()) return "dense";

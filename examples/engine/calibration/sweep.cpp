@@ -266,6 +266,7 @@ std::vector<sweep::exchange> sweep::promising() const {
     std::stable_sort(found.begin(), found.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
     std::vector<exchange> made;
+    made.reserve(found.size());
     for (auto& one : found) {
         made.push_back(std::move(one.second));
     }

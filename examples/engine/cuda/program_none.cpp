@@ -22,8 +22,10 @@ void run_cuda_prefill(const options&) {
     refuse();
 }
 
-std::unique_ptr<calibration::window_reader> cuda_window_reader(const prompt_model&, const policy&,
-                                                               std::vector<calibration::window>) {
+// The real one takes the windows.
+std::unique_ptr<calibration::window_reader>
+cuda_window_reader(const prompt_model&, const policy&,
+                   std::vector<calibration::window>) { // NOLINT(performance-unnecessary-value-param)
     refuse();
 }
 
