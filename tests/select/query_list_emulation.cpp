@@ -67,16 +67,15 @@ struct weighed {
 weighed any_weighed(generator& random) {
     weighed made;
     const auto count = 1 + static_cast<std::int32_t>(random.below(random.chance(5) ? 2000 : 90));
-    const std::uint64_t most = random.chance(3) ? 5 : std::uint64_t{1} << (1 + random.below(44));
+    const std::int64_t most = random.chance(3) ? 5 : std::int64_t{1} << (1 + random.below(44));
     for (std::int32_t b = 0; b < count; ++b) {
-        made.masses.push_back(static_cast<std::int64_t>(random.below(most)));
+        made.masses.push_back(random.below(most));
     }
-    made.sinks = static_cast<std::int32_t>(random.below(static_cast<std::uint64_t>(std::min(count, 4)) + 1));
+    made.sinks = static_cast<std::int32_t>(random.below(std::min(count, 4) + 1));
     made.end = count;
     if (random.chance(2)) {
         made.begin = made.sinks;
-        made.end = made.begin + static_cast<std::int32_t>(
-                                    random.below(static_cast<std::uint64_t>(count - made.begin) + 1));
+        made.end = made.begin + static_cast<std::int32_t>(random.below(count - made.begin + 1));
         // What is no candidate weighs nothing, but says so only by its number.
         for (std::int32_t b = 0; b < count; ++b) {
             if (b < made.begin || b >= made.end) {
