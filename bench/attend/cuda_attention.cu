@@ -8,7 +8,8 @@
 // TFLOP/s count 4 d operations for each pair of a query and a key that is read; `pairs` is their share of all
 // causal pairs. baseline.py times what there is to compare with.
 
-#include "../support/device_timer.cuh"
+#include "../support/iterations.cuh"
+#include "../support/one_request.cuh"
 
 #include <uniprefill/attend/attention.cuh>
 
@@ -115,20 +116,7 @@ void attention(benchmark::State& state) {
     fill_normal<T>(queries, query_count, 1);
     fill_normal<T>(keys, key_count, 2);
     fill_normal<T>(values, key_count, 3);
-    std::vector<std::int32_t> ascending(static_cast<std::size_t>(length));
-    for (std::int32_t row = 0; row < length; ++row) {
-        ascending[static_cast<std::size_t>(row)] = row;
-    }
-    const device_array<std::int32_t> positions(ascending);
-    const device_array<std::int32_t> offsets(std::vector<std::int32_t>{0, length});
-    const device_array<up::request_tag> tags(std::vector<up::request_tag>{up::request_tag::prefill});
-    up::batch_view batch;
-    batch.space = up::memory_space::device;
-    batch.num_requests = batch.num_segments = 1;
-    batch.num_rows = length;
-    batch.tags = tags.data();
-    batch.cu_seqlens = offsets.data();
-    batch.positions = positions.data();
+    const one_request request(length, up::request_tag::prefill);
 
     const double all_pairs = double(length) * (double(length) + 1) / 2;
     const lists_of_heads chosen(length, num_lists, static_cast<std::int32_t>(state.range(2)),
@@ -154,22 +142,15 @@ void attention(benchmark::State& state) {
     const up::key_source<T> value_rows{{values.data<const T>(), kv_heads * D, D, length, kv_heads, D}};
     const up::head_rows<T> out_rows{out.data<T>(), heads * D, D, length, heads, D};
     const auto once = [&](cudaStream_t stream) {
-        check(attend.run(query_rows, key_rows, value_rows, {}, batch,
+        check(attend.run(query_rows, key_rows, value_rows, {}, request.batch(),
                          up::selection::keep_all(1, 1, length, up::memory_space::device), lists, out_rows,
                          lse.data(), up::workspace(memory.data(), attend.workspace_bytes()), stream));
     };
     device_timer timer;
-    once(nullptr);
-    once(nullptr);
-    check(cudaDeviceSynchronize(), "first runs");
-    std::vector<float> times;
-    for (auto _ : state) {
-        times.push_back(timer.time(once));
-        state.SetIterationTime(static_cast<double>(times.back()) / 1000);
-    }
+    const double ms = median_ms(state, timer, once);
     const double operations = 4.0 * heads * D * pairs;
-    state.counters["median_us"] = 1000 * median(times);
-    state.counters["TFLOP/s"] = operations / median(times) / 1e9;
+    state.counters["median_us"] = 1000 * ms;
+    state.counters["TFLOP/s"] = operations / ms / 1e9;
     state.counters["pairs"] = pairs / all_pairs;
 }
 

@@ -7,7 +7,7 @@
 // run. GB/s count the keys and values that are read; `of_copy` is their share of what a device copy of as
 // many bytes reads and writes in this run. baseline.py times PyTorch's.
 
-#include "../support/device_timer.cuh"
+#include "../support/iterations.cuh"
 
 #include <uniprefill/attend/decode.cuh>
 
@@ -113,19 +113,12 @@ void decode(benchmark::State& state, MakeCache make) {
                                      up::workspace(memory.data(), attend.workspace_bytes()), stream));
     };
     device_timer timer;
-    once(nullptr);
-    once(nullptr);
-    check(cudaDeviceSynchronize(), "first runs");
-    std::vector<float> times;
-    for (auto _ : state) {
-        times.push_back(timer.time(once));
-        state.SetIterationTime(static_cast<double>(times.back()) / 1000);
-    }
+    const double ms = median_ms(state, timer, once);
     const double bytes = 2.0 * static_cast<double>(token_elements * static_cast<std::int64_t>(sizeof(T))) *
                          std::accumulate(lens.begin(), lens.end(), 0.0);
-    state.counters["median_us"] = 1000 * median(times);
-    state.counters["GB/s"] = bytes / median(times) / 1e6;
-    state.counters["of_copy"] = copy_ms(timer, static_cast<std::size_t>(bytes)) / median(times);
+    state.counters["median_us"] = 1000 * ms;
+    state.counters["GB/s"] = bytes / ms / 1e6;
+    state.counters["of_copy"] = copy_ms(timer, static_cast<std::size_t>(bytes)) / ms;
 }
 
 void shapes(benchmark::internal::Benchmark* bench) {

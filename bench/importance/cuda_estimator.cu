@@ -4,7 +4,7 @@
 // The CUDA estimator by itself: 32 query heads, 8 KV heads, random normal inputs. Times are of the device
 // (events), with the L2 cache flushed before each run.
 
-#include "../support/device_timer.cuh"
+#include "../support/iterations.cuh"
 
 #include <uniprefill/importance/importance.cuh>
 
@@ -78,14 +78,7 @@ void estimator(benchmark::State& state) {
                       up::workspace(memory.data(), run.workspace_bytes()), stream));
     };
     device_timer timer;
-    once(nullptr);
-    check(cudaDeviceSynchronize(), "first run");
-    std::vector<float> times;
-    for (auto _ : state) {
-        times.push_back(timer.time(once));
-        state.SetIterationTime(static_cast<double>(times.back()) / 1000);
-    }
-    state.counters["median_us"] = 1000 * median(times);
+    state.counters["median_us"] = 1000 * median_ms(state, timer, once);
     const double operations = 2.0 * heads * 128 * double(rows) * D;
     state.counters["TFLOP/s"] =
         benchmark::Counter(operations / 1e12 * double(state.iterations()), benchmark::Counter::kIsRate);

@@ -7,7 +7,8 @@
 // pair of a sampled row and a key that it sees; `listed` is the share of all causal blocks that lists name,
 // `MiB` the workspace.
 
-#include "../support/device_timer.cuh"
+#include "../support/iterations.cuh"
+#include "../support/one_request.cuh"
 
 #include <uniprefill/select/query_block_lister.cuh>
 
@@ -50,22 +51,7 @@ void query_lists(benchmark::State& state) {
     const device_bytes keys(key_count * sizeof(T));
     fill_normal<T>(queries, query_count, 1);
     fill_normal<T>(keys, key_count, 2);
-    std::vector<std::int32_t> ascending(static_cast<std::size_t>(length));
-    for (std::int32_t row = 0; row < length; ++row) {
-        ascending[static_cast<std::size_t>(row)] = cached + row;
-    }
-    const device_array<std::int32_t> positions(ascending);
-    const device_array<std::int32_t> offsets(std::vector<std::int32_t>{0, length});
-    const device_array<std::int32_t> cached_lens(std::vector<std::int32_t>{cached});
-    const device_array<up::request_tag> tags(std::vector<up::request_tag>{up::request_tag::chunk});
-    up::batch_view batch;
-    batch.space = up::memory_space::device;
-    batch.num_requests = batch.num_segments = 1;
-    batch.num_rows = length;
-    batch.tags = tags.data();
-    batch.cu_seqlens = offsets.data();
-    batch.positions = positions.data();
-    batch.cached_lens = cached_lens.data();
+    const one_request request(length, up::request_tag::chunk, cached);
 
     const std::int64_t capacity = up::block_lists::most_blocks(bounds, num_lists, sampling.query_rows);
     up::workspace counting;
@@ -84,19 +70,12 @@ void query_lists(benchmark::State& state) {
     up::list_options<> options;
     options.rule = up::selection_rule::top_p(0.95, up::mass_scope::all);
     const auto once = [&](cudaStream_t stream) {
-        check(lister.run(query_rows, key_rows, {}, batch,
+        check(lister.run(query_rows, key_rows, {}, request.batch(),
                          up::selection::keep_all(1, 1, length, up::memory_space::device), options, lists,
                          up::workspace(memory.data(), lister.workspace_bytes()), stream));
     };
     device_timer timer;
-    once(nullptr);
-    once(nullptr);
-    check(cudaDeviceSynchronize(), "first runs");
-    std::vector<float> times;
-    for (auto _ : state) {
-        times.push_back(timer.time(once));
-        state.SetIterationTime(static_cast<double>(times.back()) / 1000);
-    }
+    const double ms = median_ms(state, timer, once);
     double pairs = 0;
     double blocks = 0;
     for (std::int32_t first = 0; first < length; first += sampling.query_rows) {
@@ -109,8 +88,8 @@ void query_lists(benchmark::State& state) {
     }
     up::block_list_report report;
     check(cudaMemcpy(&report, lists.report, sizeof report, cudaMemcpyDeviceToHost), "report");
-    state.counters["median_us"] = 1000 * median(times);
-    state.counters["TFLOP/s"] = 2.0 * heads * D * pairs / median(times) / 1e9;
+    state.counters["median_us"] = 1000 * ms;
+    state.counters["TFLOP/s"] = 2.0 * heads * D * pairs / ms / 1e9;
     state.counters["listed"] = static_cast<double>(report.wanted) / blocks;
     state.counters["MiB"] = static_cast<double>(lister.workspace_bytes()) / 1048576;
 }

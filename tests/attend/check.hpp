@@ -238,4 +238,26 @@ void check(const scene<T>& what, const output<T>& got, std::int32_t most_rows = 
     }
 }
 
+/// One to three requests with keys and values, parameters, perhaps a window, and perhaps not all rows kept;
+/// no lists.
+template <class T>
+scene<T> any_rows(generator& random, const model& shape, std::uint64_t number) {
+    std::vector<request> requests;
+    for (std::int32_t r = 1 + random.below(3); r > 0; --r) {
+        requests.push_back(random.any_request(shape));
+    }
+    scene<T> what(shape, requests);
+    what.options.params = random.any_params(shape, what.sinks);
+    if (random.chance(30)) {
+        what.set_window(random.among({1, 2, 17, 64, 150, 1000000000}));
+    }
+    if (random.chance(50)) {
+        const auto percent = static_cast<std::uint32_t>(random.among({0, 5, 50, 95}));
+        what.keep_rows([&](std::uint64_t seed, std::int32_t row) {
+            return coin(seed + number, 2, 0, static_cast<std::uint64_t>(row), percent);
+        });
+    }
+    return what;
+}
+
 } // namespace attend_test

@@ -23,21 +23,7 @@ model any_shape(generator& random) {
 template <class T>
 scene<T> any_scene(generator& random, std::uint64_t number) {
     const model shape = any_shape(random);
-    std::vector<request> requests;
-    for (std::int32_t r = 1 + random.below(3); r > 0; --r) {
-        requests.push_back(random.any_request(shape));
-    }
-    scene<T> what(shape, requests);
-    what.options.params = random.any_params(shape, what.sinks);
-    if (random.chance(30)) {
-        what.set_window(random.among({1, 2, 17, 64, 150, 1000000000}));
-    }
-    if (random.chance(50)) {
-        const auto percent = static_cast<std::uint32_t>(random.among({0, 5, 50, 95}));
-        what.keep_rows([&](std::uint64_t seed, std::int32_t row) {
-            return coin(seed + number, 2, 0, static_cast<std::uint64_t>(row), percent);
-        });
-    }
+    scene<T> what = any_rows<T>(random, shape, number);
     if (random.chance(70)) {
         const std::int32_t heads = random.chance(60) ? shape.heads : shape.kv_heads;
         const auto percent = static_cast<std::uint32_t>(random.among({0, 10, 40, 80, 100}));

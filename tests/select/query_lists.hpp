@@ -332,21 +332,7 @@ scene<T> any_scene(generator& random, std::uint64_t number, recipe& how, bool an
         shape.head_dim = random.among({1, 7, 16, 64});
         shape.block_rows = random.among({8, 16, 23, 64});
     }
-    std::vector<request> requests;
-    for (std::int32_t r = 1 + random.below(3); r > 0; --r) {
-        requests.push_back(random.any_request(shape));
-    }
-    scene<T> what(shape, requests);
-    what.options.params = random.any_params(shape, what.sinks);
-    if (random.chance(30)) {
-        what.set_window(random.among({1, 2, 17, 64, 150, 1000000000}));
-    }
-    if (random.chance(50)) {
-        const auto percent = static_cast<std::uint32_t>(random.among({0, 5, 50, 95}));
-        what.keep_rows([&](std::uint64_t seed, std::int32_t row) {
-            return coin(seed + number, 2, 0, static_cast<std::uint64_t>(row), percent);
-        });
-    }
+    scene<T> what = any_rows<T>(random, shape, number);
     how.heads = random.chance(50) ? shape.heads : shape.kv_heads;
     how.sampling = {random.among({1, 5, 16, 64, 100}), random.among({1, 3, 8, 1000})};
     how.options.rule = up::selection_rule::top_p(

@@ -9,6 +9,7 @@
 #include <uniprefill/core/batch.hpp>
 #include <uniprefill/core/block_lists.hpp>
 #include <uniprefill/core/detail/row_search.hpp>
+#include <uniprefill/core/detail/segment_keys.hpp>
 
 #include <cstdint>
 
@@ -79,20 +80,6 @@ struct item_reach {
     row_reach most;
 };
 
-/// Rows that a segment has queries of: [begin, end) of the kept ones, whatever the arrays say within bounds.
-struct kept_range {
-    std::int32_t begin;
-    std::int32_t end;
-};
-[[nodiscard]] inline UNIPREFILL_API kept_range kept_of(const attend_step& step,
-                                                       std::int32_t segment) noexcept {
-    const bool mapped = step.cu_kept != nullptr;
-    const std::int32_t begin = mapped ? step.cu_kept[segment] : step.batch.segment_begin(segment);
-    const std::int32_t end = mapped ? step.cu_kept[segment + 1] : step.batch.segment_end(segment);
-    const std::int32_t first = clamped(begin, 0, step.kept_bound);
-    return {first, clamped(end, first, step.kept_bound)};
-}
-
 /// Tiles of packed rows of each unit of a segment.
 [[nodiscard]] inline UNIPREFILL_API std::int32_t tiles_of(const attend_step& step,
                                                           std::int32_t segment) noexcept {
@@ -111,17 +98,15 @@ inline constexpr std::int64_t attend_cached_bytes = std::int64_t{24} << 20;
 /// and the last rows, which read most, come first.
 [[nodiscard]] inline UNIPREFILL_API attend_item item_of(const attend_step& step, std::int32_t segment,
                                                         std::int32_t index) noexcept {
-    const batch_view& batch = step.batch;
+    const segment_keys keys = segment_keys_of(step.batch, segment);
     attend_item made{};
     made.segment = segment;
-    made.request = clamped(batch.request_of(segment), 0, batch.num_requests - 1);
-    made.request_begin = clamped(batch.cu_seqlens[made.request], 0, batch.num_rows);
-    made.segment_begin = clamped(batch.segment_begin(segment), made.request_begin, batch.num_rows);
-    made.segment_rows =
-        clamped(batch.segment_end(segment), made.segment_begin, batch.num_rows) - made.segment_begin;
-    const std::int32_t cached = batch.cached_len(made.request);
-    made.cached = cached > 0 ? cached : 0;
-    made.context = made.cached + made.segment_begin - made.request_begin;
+    made.request = keys.request;
+    made.request_begin = keys.request_begin;
+    made.segment_begin = keys.begin;
+    made.segment_rows = keys.rows;
+    made.cached = keys.cached;
+    made.context = keys.context;
     const kept_range kept = kept_of(step, segment);
     made.kept_begin = kept.begin;
 

@@ -58,6 +58,12 @@ struct UNIPREFILL_HIDDEN attention_tile {
     std::int32_t numbers[attention_tile_keys]; // [num_keys] keys, counted from `first`
     tile_piece pieces[attention_tile_keys];    // [num_pieces]
 
+    /// Empties it. @param begin its first key
+    void start(std::int64_t begin) noexcept {
+        first = begin;
+        num_keys = 0;
+        num_pieces = 0;
+    }
     void add(std::int64_t begin, std::int64_t end, bool windowed) noexcept {
         if (num_pieces == 0 || pieces[num_pieces - 1].windowed != windowed) {
             pieces[num_pieces++] = {num_keys, num_keys, windowed};
@@ -69,20 +75,36 @@ struct UNIPREFILL_HIDDEN attention_tile {
     }
 };
 
+/// A unit's list, asked for blocks in ascending order.
+class UNIPREFILL_HIDDEN unit_list {
+  public:
+    explicit unit_list(const attention_unit& unit) noexcept
+        : unit_(unit) {}
+    [[nodiscard]] bool names(std::int64_t block) noexcept {
+        while (next_ < unit_.num_listed && unit_.list[next_] < block) {
+            ++next_;
+        }
+        return next_ < unit_.num_listed && unit_.list[next_] == block;
+    }
+
+  private:
+    const attention_unit& unit_;
+    std::int64_t next_ = 0;
+};
+
 /// Walks through a unit's tiles, in ascending order.
 class UNIPREFILL_HIDDEN tile_walk {
   public:
     explicit tile_walk(const attention_unit& unit) noexcept
         : unit_(unit)
+        , listed_(unit)
         , next_(unit.from[0] / attention_tile_keys * attention_tile_keys)
         , end_(unit.to[unit.lanes - 1]) {}
 
     /// Fills @p tile with the next that any lane may read something of. @return false where there is none.
     [[nodiscard]] bool next(attention_tile& tile) noexcept {
         while (next_ < end_) {
-            tile.first = next_;
-            tile.num_keys = 0;
-            tile.num_pieces = 0;
+            tile.start(next_);
             next_ += attention_tile_keys;
             fill(tile);
             if (tile.num_keys > 0) {
@@ -105,10 +127,7 @@ class UNIPREFILL_HIDDEN tile_walk {
             const std::int64_t block = (key - unit_.first_listed) / unit_.block_rows;
             const std::int64_t after = unit_.first_listed + (block + 1) * unit_.block_rows;
             const std::int64_t stop = end < after ? end : after;
-            while (listed_ < unit_.num_listed && unit_.list[listed_] < block) {
-                ++listed_;
-            }
-            if (listed_ < unit_.num_listed && unit_.list[listed_] == block) {
+            if (listed_.names(block)) {
                 tile.add(key, stop, false);
             } else if (stop > unit_.window[0]) {
                 tile.add(key > unit_.window[0] ? key : unit_.window[0], stop, true);
@@ -118,9 +137,9 @@ class UNIPREFILL_HIDDEN tile_walk {
     }
 
     const attention_unit& unit_;
+    unit_list listed_;
     std::int64_t next_;
     std::int64_t end_;
-    std::int64_t listed_ = 0;
 };
 
 /// Walks through tiles of blocks for which any lane takes their means, in ascending order: `first` and
@@ -128,23 +147,18 @@ class UNIPREFILL_HIDDEN tile_walk {
 class UNIPREFILL_HIDDEN mean_walk {
   public:
     explicit mean_walk(const attention_unit& unit) noexcept
-        : unit_(unit)
+        : listed_(unit)
         , next_(unit.mean_from[0] / attention_tile_keys * attention_tile_keys)
         , end_(unit.mean_to[unit.lanes - 1]) {}
 
     /// Fills @p tile with the next that has a block. @return false where there is none.
     [[nodiscard]] bool next(attention_tile& tile) noexcept {
         while (next_ < end_) {
-            tile.first = next_;
-            tile.num_keys = 0;
-            tile.num_pieces = 0;
+            tile.start(next_);
             next_ += attention_tile_keys;
             const std::int64_t end = next_ < end_ ? next_ : end_;
             for (std::int64_t block = tile.first; block < end; ++block) {
-                while (listed_ < unit_.num_listed && unit_.list[listed_] < block) {
-                    ++listed_;
-                }
-                if (listed_ == unit_.num_listed || unit_.list[listed_] != block) {
+                if (!listed_.names(block)) {
                     tile.add(block, block + 1, false);
                 }
             }
@@ -156,10 +170,9 @@ class UNIPREFILL_HIDDEN mean_walk {
     }
 
   private:
-    const attention_unit& unit_;
+    unit_list listed_;
     std::int64_t next_;
     std::int64_t end_;
-    std::int64_t listed_ = 0;
 };
 
 } // namespace detail

@@ -226,34 +226,14 @@ class UNIPREFILL_HIDDEN attend_portable_worker {
             const bool present = row < item.num_rows;
             const item_row where = row_of(task_.step, item, present ? row : 0);
             const T* const from = task_.queries.at(where.kept, where.head) + lane_ % 4 * 2;
-#pragma unroll
-            for (std::int32_t step = 0; step < query_steps; ++step) {
-#pragma unroll
-                for (std::int32_t i = 0; i < 2; ++i) {
-                    queries_[row_tile][step][half + 2 * i] =
-                        present ? *reinterpret_cast<const std::uint32_t*>(from + step * 16 + i * 8) : 0u;
-                }
-            }
+            load_row(queries_[row_tile], half, from, present);
         }
     }
 
     /// sums = queries * keys^T.
     __device__ void multiply_keys(scores& sums, std::int32_t stage) const {
-        const std::uint32_t keys =
-            stages_ + key_squares_ + static_cast<std::uint32_t>(stage * shape::stage_bytes);
-#pragma unroll
-        for (std::int32_t step = 0; step < query_steps; ++step) {
-#pragma unroll
-            for (std::int32_t j = 0; j < key_steps; ++j) {
-                std::uint32_t words[4];
-                load_squares(words, keys + static_cast<std::uint32_t>(j * 16 * shape::pitch + step * 32));
-#pragma unroll
-                for (std::int32_t i = 0; i < row_tiles; ++i) {
-                    multiply_and_add(sums[i], 8 * j, queries_[i][step], words[0], words[1], step == 0);
-                    multiply_and_add(sums[i], 8 * j + 4, queries_[i][step], words[2], words[3], step == 0);
-                }
-            }
-        }
+        multiply_rows_by_keys<T, shape::pitch>(
+            sums, queries_, stages_ + key_squares_ + static_cast<std::uint32_t>(stage * shape::stage_bytes));
     }
 
     /// out += probabilities * values.
@@ -269,26 +249,10 @@ class UNIPREFILL_HIDDEN attend_portable_worker {
                     words, values + static_cast<std::uint32_t>(step * 16 * shape::pitch + j * 32));
 #pragma unroll
                 for (std::int32_t i = 0; i < row_tiles; ++i) {
-                    multiply_and_add(out[i], 8 * j, probabilities[i][step], words[0], words[1], false);
-                    multiply_and_add(out[i], 8 * j + 4, probabilities[i][step], words[2], words[3], false);
+                    multiply_and_add<T>(out[i], 8 * j, probabilities[i][step], words[0], words[1], false);
+                    multiply_and_add<T>(out[i], 8 * j + 4, probabilities[i][step], words[2], words[3], false);
                 }
             }
-        }
-    }
-
-    /// @param at the first of four sums; they begin at 0 where @p first says so
-    template <std::int32_t Sums>
-    static __device__ void multiply_and_add(float (&all)[Sums], std::int32_t at, const std::uint32_t (&a)[4],
-                                            std::uint32_t b0, std::uint32_t b1, bool first) {
-        float sums[4];
-#pragma unroll
-        for (std::int32_t i = 0; i < 4; ++i) {
-            sums[i] = first ? 0.0f : all[at + i];
-        }
-        multiply_squares<T>(sums, a, b0, b1);
-#pragma unroll
-        for (std::int32_t i = 0; i < 4; ++i) {
-            all[at + i] = sums[i];
         }
     }
 

@@ -61,6 +61,60 @@ __device__ UNIPREFILL_HIDDEN inline void multiply_squares(float (&sums)[4], cons
     }
 }
 
+/// Four of @p all, from @p at on, += a * b^T; they begin at 0 where @p first says so.
+template <class T, std::int32_t Sums>
+__device__ UNIPREFILL_HIDDEN void multiply_and_add(float (&all)[Sums], std::int32_t at,
+                                                   const std::uint32_t (&a)[4], std::uint32_t b0,
+                                                   std::uint32_t b1, bool first) {
+    float sums[4];
+#pragma unroll
+    for (std::int32_t i = 0; i < 4; ++i) {
+        sums[i] = first ? 0.0f : all[at + i];
+    }
+    multiply_squares<T>(sums, a, b0, b1);
+#pragma unroll
+    for (std::int32_t i = 0; i < 4; ++i) {
+        all[at + i] = sums[i];
+    }
+}
+
+/// A lane's part of one of the 16 rows of each step of a left factor, as multiply_squares() takes them; zeros
+/// where the row isn't there.
+/// @param half whether the row is one of the lower eight, @param from what of it the lane begins with
+template <class T, std::int32_t Steps>
+__device__ UNIPREFILL_HIDDEN void load_row(std::uint32_t (&rows)[Steps][4], std::int32_t half, const T* from,
+                                           bool present) {
+#pragma unroll
+    for (std::int32_t step = 0; step < Steps; ++step) {
+#pragma unroll
+        for (std::int32_t i = 0; i < 2; ++i) {
+            rows[step][half + 2 * i] =
+                present ? *reinterpret_cast<const std::uint32_t*>(from + step * 16 + i * 8) : 0u;
+        }
+    }
+}
+
+/// sums = rows * keys^T, for 16 rows of each tile and Sums / 4 times 8 keys, which are @p Pitch bytes apart.
+/// @param keys of this lane's for load_squares()
+template <class T, std::int32_t Pitch, std::int32_t Tiles, std::int32_t Sums, std::int32_t Steps>
+__device__ UNIPREFILL_HIDDEN void multiply_rows_by_keys(float (&sums)[Tiles][Sums],
+                                                        const std::uint32_t (&rows)[Tiles][Steps][4],
+                                                        std::uint32_t keys) {
+#pragma unroll
+    for (std::int32_t step = 0; step < Steps; ++step) {
+#pragma unroll
+        for (std::int32_t j = 0; j < Sums / 8; ++j) {
+            std::uint32_t words[4];
+            load_squares(words, keys + static_cast<std::uint32_t>(j * 16 * Pitch + step * 32));
+#pragma unroll
+            for (std::int32_t i = 0; i < Tiles; ++i) {
+                multiply_and_add<T>(sums[i], 8 * j, rows[i][step], words[0], words[1], step == 0);
+                multiply_and_add<T>(sums[i], 8 * j + 4, rows[i][step], words[2], words[3], step == 0);
+            }
+        }
+    }
+}
+
 } // namespace detail
 
 UNIPREFILL_END_NAMESPACE

@@ -362,51 +362,15 @@ class UNIPREFILL_HIDDEN query_list_cta {
             const std::int32_t kept =
                 present ? sampled_row(step_, shared_.blocks[place.block], place.sample) : 0;
             const T* const from = task_.queries.at(kept, kv_head_ * step_.heads + place.head) + lane_ % 4 * 2;
-#pragma unroll
-            for (std::int32_t step = 0; step < query_steps; ++step) {
-#pragma unroll
-                for (std::int32_t k = 0; k < 2; ++k) {
-                    queries_[i / 2][step][i % 2 + 2 * k] =
-                        present ? *reinterpret_cast<const std::uint32_t*>(from + step * 16 + k * 8) : 0u;
-                }
-            }
+            load_row(queries_[i / 2], i % 2, from, present);
         }
     }
 
     /// sums = queries * keys^T.
     __device__ void multiply_keys(scores& sums, std::int32_t stage) const {
-        const std::uint32_t keys =
-            stages_ + key_squares_ + static_cast<std::uint32_t>(stage * shape::stage_bytes);
-#pragma unroll
-        for (std::int32_t step = 0; step < query_steps; ++step) {
-#pragma unroll
-            for (std::int32_t j = 0; j < key_steps; ++j) {
-                std::uint32_t words[4];
-                load_squares(words, keys + static_cast<std::uint32_t>(j * 16 * shape::pitch + step * 32));
-#pragma unroll
-                for (std::int32_t i = 0; i < row_tiles; ++i) {
-                    multiply_and_add(sums[i], 8 * j, queries_[i][step], words[0], words[1], step == 0);
-                    multiply_and_add(sums[i], 8 * j + 4, queries_[i][step], words[2], words[3], step == 0);
-                }
-            }
-        }
+        multiply_rows_by_keys<T, shape::pitch>(
+            sums, queries_, stages_ + key_squares_ + static_cast<std::uint32_t>(stage * shape::stage_bytes));
     }
-    /// @param at the first of four sums; they begin at 0 where @p first says so
-    template <std::int32_t Sums>
-    static __device__ void multiply_and_add(float (&all)[Sums], std::int32_t at, const std::uint32_t (&a)[4],
-                                            std::uint32_t b0, std::uint32_t b1, bool first) {
-        float sums[4];
-#pragma unroll
-        for (std::int32_t i = 0; i < 4; ++i) {
-            sums[i] = first ? 0.0f : all[at + i];
-        }
-        multiply_squares<T>(sums, a, b0, b1);
-#pragma unroll
-        for (std::int32_t i = 0; i < 4; ++i) {
-            all[at + i] = sums[i];
-        }
-    }
-
     /// Leaves one number for each row and slot of a tile, and adds it to the row's denominator. Each follows
     /// from the row and the slot alone.
     /// @tparam Masked some row doesn't see some key, or there is none

@@ -10,6 +10,7 @@
 #include <uniprefill/core/batch.hpp>
 #include <uniprefill/core/block_lists.hpp>
 #include <uniprefill/core/detail/row_search.hpp>
+#include <uniprefill/core/detail/segment_keys.hpp>
 #include <uniprefill/core/mass.hpp>
 #include <uniprefill/core/selection.hpp>
 #include <uniprefill/select/rule.hpp>
@@ -90,53 +91,28 @@ struct query_list_step {
     return mass_format::of(rows);
 }
 
-/// Kept rows of a segment: [begin, end), whatever the arrays say within bounds.
-struct segment_queries {
-    std::int32_t begin;
-    std::int32_t end;
-};
-[[nodiscard]] inline UNIPREFILL_API segment_queries queries_of(const query_list_step& step,
-                                                               std::int32_t segment) noexcept {
-    const bool mapped = step.cu_kept != nullptr;
-    const std::int32_t begin = mapped ? step.cu_kept[segment] : step.batch.segment_begin(segment);
-    const std::int32_t end = mapped ? step.cu_kept[segment + 1] : step.batch.segment_end(segment);
-    const std::int32_t first = clamped(begin, 0, step.kept_bound);
-    return {first, clamped(end, first, step.kept_bound)};
-}
 /// Groups of a segment, of each KV head.
 [[nodiscard]] inline UNIPREFILL_API std::int32_t groups_of(const query_list_step& step,
                                                            std::int32_t segment) noexcept {
-    const segment_queries queries = queries_of(step, segment);
+    const kept_range queries = kept_of(step, segment);
     const std::int32_t blocks = num_blocks(queries.end - queries.begin, step.query_rows);
     return num_blocks(blocks, step.group_blocks);
 }
 
-/// A segment as query blocks see it. Keys are counted from its request's first: cached ones, then rows.
-struct query_segment {
+/// A segment as query blocks see it.
+struct query_segment : segment_keys {
     std::int32_t segment;
-    std::int32_t request;
-    std::int32_t request_begin;
-    std::int32_t cached;
-    std::int32_t context; ///< keys before the segment's first row
-    std::int32_t begin;   ///< packed row
-    std::int32_t rows;
     std::int32_t sink_blocks; ///< its first ones, which are listed whatever they weigh
-    segment_queries queries;
+    kept_range queries;
     bool is_scored; ///< else everything is read
 };
 [[nodiscard]] inline UNIPREFILL_API query_segment query_segment_of(const query_list_step& step,
                                                                    std::int32_t segment) noexcept {
     const batch_view& batch = step.batch;
     query_segment made{};
+    static_cast<segment_keys&>(made) = segment_keys_of(batch, segment);
     made.segment = segment;
-    made.request = clamped(batch.request_of(segment), 0, batch.num_requests - 1);
-    made.request_begin = clamped(batch.cu_seqlens[made.request], 0, batch.num_rows);
-    made.begin = clamped(batch.segment_begin(segment), made.request_begin, batch.num_rows);
-    made.rows = clamped(batch.segment_end(segment), made.begin, batch.num_rows) - made.begin;
-    const std::int32_t cached = batch.cached_len(made.request);
-    made.cached = cached > 0 ? cached : 0;
-    made.context = made.cached + made.begin - made.request_begin;
-    made.queries = queries_of(step, segment);
+    made.queries = kept_of(step, segment);
     const request_options options = batch.options_of(made.request);
     made.is_scored =
         batch.is_prefill(made.request) && options.enabled != 0 && made.rows >= options.min_length;
