@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,16 @@ inline void require_device() {
     int major = 0;
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "device");
     if (major < 8) throw error("--device", "compute capability 8.0 or more", std::to_string(major) + ".x");
+}
+
+/// Elements of an array of rows.
+inline std::size_t count_of(std::int64_t rows, std::int64_t columns) {
+    return static_cast<std::size_t>(rows * columns);
+}
+
+/// Puts a copy to pinned memory onto a stream.
+inline void copy_back(void* to, const void* from, std::size_t bytes, cudaStream_t on) {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, on), "copy to the host");
 }
 
 /// An array in device memory, uninitialised.
