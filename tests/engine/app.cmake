@@ -16,5 +16,6 @@ uniprefill_add_test(
 if(NOT UNIPREFILL_SANITIZE)
     find_package(Python3 REQUIRED COMPONENTS Interpreter)
     add_test(NAME engine_cli COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/cli.py $<TARGET_FILE:uniprefill-engine>)
-    set_tests_properties(engine_cli PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300 LABELS model)
+    set_tests_properties(engine_cli PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 900 LABELS model
+                                    ENVIRONMENT "${test_environment}")
 endif()

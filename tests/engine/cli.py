@@ -24,7 +24,7 @@ folder = pathlib.Path(tempfile.mkdtemp())
 
 
 def run(*arguments, text=None):
-    return subprocess.run([engine, *map(str, arguments)], input=text, capture_output=True, text=True, timeout=120)
+    return subprocess.run([engine, *map(str, arguments)], input=text, capture_output=True, text=True, timeout=240)
 
 
 def refuses(named, *arguments, text=None):

@@ -9,5 +9,6 @@ uniprefill_add_test(engine_serving SOURCES serve_test.cpp workload_test.cpp smal
 if(NOT UNIPREFILL_SANITIZE)
     find_package(Python3 REQUIRED COMPONENTS Interpreter)
     add_test(NAME engine_serve_sim COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/serve.py $<TARGET_FILE:uniprefill-engine>)
-    set_tests_properties(engine_serve_sim PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 1500 LABELS model)
+    set_tests_properties(engine_serve_sim PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 1500 LABELS model
+                                    ENVIRONMENT "${test_environment}")
 endif()
