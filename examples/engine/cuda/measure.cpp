@@ -337,6 +337,7 @@ void run_cuda_prefill(const options& chosen) {
         if (reference_tokens != tokens) reference.clear();
         reference_tokens = tokens;
         std::vector<std::unique_ptr<measured_prefill>> runs;
+        runs.reserve(round.size());
         for (const variant& one : round) {
             runs.push_back(std::make_unique<measured_prefill>(one, asked, model));
         }

@@ -106,8 +106,7 @@ std::size_t cuda_windows::bytes_wanted(const place& at, const std::vector<bool>&
 /// What is taken of a room counts twice until the room goes: that errs on the safe side.
 cuda_windows::room::room(cuda_windows& of, std::size_t wanted)
     : of_(of)
-    , bytes_(wanted)
-    , is_there_(true) {
+    , bytes_(wanted) {
     if (wanted == 0) return;
     const std::lock_guard<std::mutex> lock(of_.rooms_);
     std::size_t free = 0;

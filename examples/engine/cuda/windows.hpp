@@ -69,7 +69,7 @@ class cuda_windows final : public calibration::window_reader {
       private:
         cuda_windows& of_;
         std::size_t bytes_;
-        bool is_there_;
+        bool is_there_ = true;
     };
 
     const cuda_model& model_;
