@@ -256,32 +256,61 @@ scene<float> any_scene(generator& random, std::uint64_t number) {
     return what;
 }
 
-/// Tiles of keys and rows of the bodies that there are, at one G. @return pairs of rows and means
+/// One request of four blocks and a bit, whose lists name nothing but a window of one: its last rows have
+/// means at any G.
 template <std::int32_t G>
-std::int64_t check_block_rows() {
-    std::int64_t pairs = 0;
+scene<float> unlisted_scene() {
+    model shape;
+    shape.heads = 2;
+    shape.kv_heads = 1;
+    shape.head_dim = 1;
+    shape.block_rows = G;
+    request one;
+    one.segments = {4 * G + 5};
+    scene<float> what(shape, {one});
+    what.list_blocks(shape.heads, G, [](std::uint64_t, std::int32_t, std::int32_t, int) { return false; });
+    return what;
+}
+
+struct met_pairs {
+    std::int64_t keys = 0;
     std::int64_t means = 0;
+};
+
+/// Tiles of keys and rows of the bodies that there are.
+template <std::int32_t G>
+met_pairs check_tiles(scene<float>&& what) {
+    const model& shape = what.keys.shape();
+    INFO("G " << G << ", " << shape.heads << '/' << shape.kv_heads << " heads, window " << what.options.window
+              << ", lists " << what.lists.heads << " of " << what.lists.window << " by "
+              << what.lists.query_rows << ", queries " << what.num_queries());
+    const std::int64_t met = check_scene<128, G, false>(what, 128);
+    REQUIRE(check_scene<128, G, false>(what, 192) == met);
+    REQUIRE(check_scene<64, G, false>(what, 128) == met);
+    REQUIRE(check_scene<32, G, false>(what, 128) == met);
+    REQUIRE(check_scene<64, G, false>(what, 1) == met);
+    const std::int64_t with_means = check_scene<128, G, true>(what, 128);
+    REQUIRE(check_scene<64, G, true>(what, 128) == with_means);
+    REQUIRE(check_scene<32, G, true>(what, 1) == with_means);
+    return {met, with_means - met};
+}
+
+template <std::int32_t G>
+void check_block_rows() {
+    const met_pairs sure = check_tiles<G>(unlisted_scene<G>());
+    REQUIRE(sure.keys > 0);
+    REQUIRE(sure.means > 0);
+    met_pairs all;
     for (const std::uint32_t number : uniprefill_test::spread_cases(40, 6)) {
         generator random(uniprefill_test::seed() * 1000 + number * 8 + G);
-        scene<float> what = any_scene<G>(random, number);
-        const model& shape = what.keys.shape();
-        INFO("case " << number << ", G " << G << ", " << shape.heads << '/' << shape.kv_heads
-                     << " heads, window " << what.options.window << ", lists " << what.lists.heads << " of "
-                     << what.lists.window << " by " << what.lists.query_rows << ", queries "
-                     << what.num_queries());
-        const std::int64_t met = check_scene<128, G, false>(what, 128);
-        REQUIRE(check_scene<128, G, false>(what, 192) == met);
-        REQUIRE(check_scene<64, G, false>(what, 128) == met);
-        REQUIRE(check_scene<32, G, false>(what, 128) == met);
-        REQUIRE(check_scene<64, G, false>(what, 1) == met);
-        const std::int64_t with_means = check_scene<128, G, true>(what, 128);
-        REQUIRE(check_scene<64, G, true>(what, 128) == with_means);
-        REQUIRE(check_scene<32, G, true>(what, 1) == with_means);
-        pairs += met;
-        means += with_means - met;
+        INFO("case " << number);
+        const met_pairs met = check_tiles<G>(any_scene<G>(random, number));
+        all.keys += met.keys;
+        all.means += met.means;
     }
-    REQUIRE(pairs > 0);
-    return means;
+    REQUIRE(all.keys > 0);
+    // A quarter of the cases may have none at large G.
+    REQUIRE((all.means > 0 || uniprefill_test::is_scaled_down()));
 }
 
 /// Lists and row maps that the host backend refuses: kernels take what comes.
@@ -338,13 +367,11 @@ void check_nonsense() {
 } // namespace
 
 TEST_CASE("emulated tiles: each row meets what it reads, once", "[attend]") {
-    // A few requests alone may have no means at large G.
-    std::int64_t means = check_block_rows<16>();
-    means += check_block_rows<32>();
-    means += check_block_rows<64>();
-    means += check_block_rows<128>();
-    means += check_block_rows<256>();
-    REQUIRE(means > 0);
+    check_block_rows<16>();
+    check_block_rows<32>();
+    check_block_rows<64>();
+    check_block_rows<128>();
+    check_block_rows<256>();
 }
 
 TEST_CASE("emulated tiles: arrays that make no sense lead nowhere", "[attend]") {
