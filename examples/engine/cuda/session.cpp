@@ -5,8 +5,6 @@
 
 #include "engine/cuda/row_kernels.hpp"
 
-#include <uniprefill/core/exceptions.hpp>
-
 #include <algorithm>
 #include <numeric>
 #include <string>

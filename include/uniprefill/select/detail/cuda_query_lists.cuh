@@ -163,7 +163,6 @@ class UNIPREFILL_HIDDEN query_list_cta {
     static constexpr std::int32_t own_rows = 2 * row_tiles; ///< that a thread has a part of
     static constexpr std::int32_t row_parts = D / 8;        ///< 16 bytes each
     static constexpr std::int32_t query_steps = D / 16;
-    static constexpr std::int32_t key_steps = tile_keys / 16;
     static constexpr float unseen = -INFINITY;
     static_assert(team_type::held_blocks == 1, "neighbouring lanes mark neighbouring blocks");
 
@@ -371,6 +370,7 @@ class UNIPREFILL_HIDDEN query_list_cta {
         multiply_rows_by_keys<T, shape::pitch>(
             sums, queries_, stages_ + key_squares_ + static_cast<std::uint32_t>(stage * shape::stage_bytes));
     }
+
     /// Leaves one number for each row and slot of a tile, and adds it to the row's denominator. Each follows
     /// from the row and the slot alone.
     /// @tparam Masked some row doesn't see some key, or there is none
